@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_replay.eviction import newest
 from verl_replay.ragged import expand
-from verl_replay.store import RolloutStore, Rows
+from verl_replay.store import RolloutStore, Rows, check_rows
 from verl_replay.table import RolloutTable
 
 
@@ -77,6 +77,7 @@ class RolloutBuffer:
         if len(table) != len(rows.rollouts) - 1:
             held = len(rows.rollouts) - 1
             raise ValueError(f"table and rows must hold the same rollouts, got {len(table)} and {held}")
+        check_rows(rows)  # before some of them leave, and take the misfit with them
         evicted = max(0, len(table) - self.capacity)
         if evicted:  # never hold more than the capacity, not even for a moment
             last = np.arange(evicted, len(table))

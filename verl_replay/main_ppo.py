@@ -1,12 +1,13 @@
 """verl's main_ppo with replay: `python -m verl_replay.main_ppo <the overrides of your verl command> replay=pooled`.
 
-The configuration is checked before Ray starts: a wrong option costs seconds.
+The configuration is checked before Ray starts: a wrong option costs seconds. DRY_RUN=1 checks it and stops there.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig
@@ -16,9 +17,13 @@ from verl_replay.platforms.cpu_environment import fill_environment
 from verl_replay.support import check_config
 
 
-@hydra.main(config_path="config", config_name="replay_trainer", version_base=None)
-def main(config: DictConfig) -> None:
-    """Check the configuration, then run verl's own run_ppo with a task runner that trains with replay."""
+def train(config: DictConfig, task_runner_class: Any = None) -> None:
+    """Check the configuration, then run verl's own run_ppo.
+
+    Args:
+        config: verl's composed config with the `replay` node.
+        task_runner_class: Ray actor class to run in; ReplayTaskRunner by default.
+    """
     try:
         check_config(config)
     except ReplayConfigError as error:
@@ -33,7 +38,16 @@ def main(config: DictConfig) -> None:
 
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    run_ppo(config, task_runner_class=ReplayTaskRunner)
+    if os.environ.get("DRY_RUN", "0") not in ("", "0"):
+        print("verl_replay: the configuration is valid (DRY_RUN: nothing was started)")
+        return
+    run_ppo(config, task_runner_class=task_runner_class or ReplayTaskRunner)
+
+
+@hydra.main(config_path="config", config_name="replay_trainer", version_base=None)
+def main(config: DictConfig) -> None:
+    """Entry point with Hydra's command line."""
+    train(config)
 
 
 if __name__ == "__main__":

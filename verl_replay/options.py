@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -104,7 +104,7 @@ def _faults(name: str, value: Any) -> list[str]:
         least, whole, remedy = _NUMBERS[name]
         kind = "a whole number" if whole else "a finite number"
         right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not (right and math.isfinite(value) and value >= least):
+        if not (right and least <= value <= sys.float_info.max):
             return [f"replay.{name} must be {kind} >= {least}, got {value!r}. Set {remedy}."]
     elif name == "importance":
         if value != "behavior":
@@ -115,8 +115,8 @@ def _faults(name: str, value: Any) -> list[str]:
     elif name in POLICIES:
         try:
             _function(name, value)
-        except (ValueError, TypeError) as error:
-            return [str(error)]
+        except ReplayConfigError as error:
+            return error.faults
     return []
 
 
@@ -125,15 +125,23 @@ def _function(kind: str, name: Any) -> Callable[..., Any]:
     if name in names:
         return getattr(module, name)
     remedy = f"Use one of {', '.join(names)}, or the dotted path of your own function (package.module.function)."
-    if not isinstance(name, str) or "." not in name:
-        raise ValueError(f"replay.{kind} must name a policy, got {name!r}. {remedy}")
+    if not isinstance(name, str) or "." not in name or not all(name.split(".")):
+        raise ReplayConfigError([f"replay.{kind} must name a policy, got {name!r}. {remedy}"])
     path, _, attribute = name.rpartition(".")
     try:
         function = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"replay.{kind} = {name!r} cannot be imported ({error}). {remedy}") from error
-    wanted = list(inspect.signature(getattr(module, names[0])).parameters)
-    if not callable(function) or list(inspect.signature(function).parameters) != wanted:
+        raise ReplayConfigError([f"replay.{kind} = {name!r} cannot be imported ({error}). {remedy}"]) from error
+    wanted = _parameters(getattr(module, names[0]))
+    if _parameters(function) != wanted:
         rule = f"must be a function of ({', '.join(wanted)}), like {names[0]}"
-        raise ValueError(f"replay.{kind} = {name!r} {rule}. {remedy}")
+        raise ReplayConfigError([f"replay.{kind} = {name!r} {rule}. {remedy}"])
     return function
+
+
+def _parameters(function: Any) -> list[str] | None:
+    """Names of the parameters; None where there is no function, or a builtin that does not tell them."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None

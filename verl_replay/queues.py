@@ -14,7 +14,7 @@ queues only (trainer_base.py, _build_replay_buffer), so with one of these classe
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ class OrderedPromptRolloutQueue(PromptRolloutQueue):
             for key, index in zip(batch.keys, _fetch(batch, "index"), strict=True)
         ]
         if len(set(ranks)) < len(ranks):
-            ranks = [(*rank, prompt.tolist()) for rank, prompt in zip(ranks, _fetch(batch, "prompts"), strict=True)]
+            ranks = [(*rank, prompt) for rank, prompt in zip(ranks, _fetch(batch, "prompts"), strict=True)]
         batch.reorder(sorted(range(len(ranks)), key=ranks.__getitem__))
         return batch, metrics
 
@@ -107,7 +107,7 @@ def _rank(index: Any) -> tuple[int, str]:
     return (int(index), "") if isinstance(index, numbers.Integral) else (2**63, str(index))
 
 
-def _fetch(batch: KVBatchMeta, field: str) -> Sequence[Any]:
+def _fetch(batch: KVBatchMeta, field: str) -> list[Any]:
     """One column of the batch. Raises ValueError if a row lacks it: TransferQueue then drops the whole column."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[field])
     if field not in data.keys():
@@ -115,5 +115,5 @@ def _fetch(batch: KVBatchMeta, field: str) -> Sequence[Any]:
             f"OrderedPromptRolloutQueue sorts by the field {field!r}, but not every row has it; "
             "verl's RLHFDataset and single-turn agent loop set it, so must a custom one"
         )
-    column = data.get(field)  # objects in a NonTensorStack, or one tensor a row
-    return column.unbind() if isinstance(column, torch.Tensor) else column.tolist()
+    column = data.get(field)  # a tensor, jagged where rows differ in length, or a NonTensorStack of Python objects
+    return [row.tolist() for row in column.unbind()] if isinstance(column, torch.Tensor) else column.tolist()

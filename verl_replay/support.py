@@ -34,6 +34,8 @@ def check_config(config: DictConfig) -> ReplayOptions:
     node = OmegaConf.select(config, "replay")
     if node is None:
         raise ReplayConfigError(["the config has no `replay` node. Start from config/replay_trainer.yaml, or add it."])
+    if not isinstance(node, DictConfig):
+        raise ReplayConfigError([f"replay must be a node of options, got {node!r}. Choose a preset: replay=off, say."])
     options = ReplayOptions.from_config(OmegaConf.to_container(node, resolve=True))
     if options.enabled:
         faults = [fault for check in CHECKS if (fault := check(config, options))]

@@ -28,13 +28,15 @@ class Selection(NamedTuple):
         trained: (F,) int64, positions among the fresh rollouts that are trained on; of a fresh-anchored composition all
             the survivors.
         replayed: the rollouts drawn from the buffer.
-        groups, kept_groups, zero_variance_groups, nonfinite_groups: of the fresh rollouts.
+        rollouts: how many fresh rollouts there were, dropped ones included.
+        groups, kept_groups, zero_variance_groups, nonfinite_groups: of these.
         evicted_age: rollouts that the eviction policy removed before the draw.
     """
 
     survivors: np.ndarray
     trained: np.ndarray
     replayed: Drawn
+    rollouts: int
     groups: int
     kept_groups: int
     zero_variance_groups: int
@@ -75,6 +77,7 @@ class ReplayTransform:
             survivors=survivors,
             trained=survivors[chosen.fresh],
             replayed=replayed,
+            rollouts=len(fresh),
             groups=groups,
             kept_groups=kept,
             zero_variance_groups=clean - kept,

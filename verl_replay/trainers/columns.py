@@ -81,7 +81,15 @@ def to_ragged(column: torch.Tensor) -> Ragged:
 
 def to_nested(column: Ragged) -> torch.Tensor:
     """Ragged -> (rows, jagged) nested tensor, as verl's agent loop writes it."""
-    return torch.nested.nested_tensor_from_jagged(torch.from_numpy(column.values), torch.from_numpy(column.offsets))
+    lengths = column.lengths
+    return torch.nested.nested_tensor_from_jagged(
+        torch.from_numpy(column.values),
+        torch.from_numpy(column.offsets),
+        min_seqlen=int(lengths.min()) if len(lengths) else 0,
+        max_seqlen=int(lengths.max())
+        if len(lengths)
+        else 0,  # unknown, torch would pad every row to the length of all together
+    )
 
 
 def dataset_index(data: TensorDict) -> list[int]:
@@ -95,12 +103,19 @@ def dataset_index(data: TensorDict) -> list[int]:
     return [int(i) for i in (column.tolist() if hasattr(column, "tolist") else column)]
 
 
-def canonical_order(keys: Sequence[str], index: Sequence[int]) -> np.ndarray:
+def shared_index(keys: Sequence[str], index: Sequence[int]) -> bool:
+    """Whether two groups have one dataset index, so that it does not order them (verl sets 0 where data has none)."""
+    groups = {key.rsplit("_", 2)[0]: int(i) for key, i in zip(keys, index, strict=True)}
+    return len(set(groups.values())) < len(groups)
+
+
+def canonical_order(keys: Sequence[str], index: Sequence[int], prompts: Ragged | None = None) -> np.ndarray:
     """Order of rows that does not depend on which rollout finished first: by (dataset index, session, trajectory).
 
     Args:
         keys: verl's "{uid}_{session}_{trajectory}", one a row. uids are random, so they only keep groups together.
         index: dataset index of each row's prompt.
+        prompts: tokens of each row's prompt, which order groups of one index. Needed where `shared_index` says so.
 
     Returns:
         (rows,) int64 permutation. Two groups of one prompt in one step keep the order of their first appearance.
@@ -108,8 +123,12 @@ def canonical_order(keys: Sequence[str], index: Sequence[int]) -> np.ndarray:
     parts = [key.rsplit("_", 2) for key in keys]
     seen: dict[str, int] = {}
     group = [seen.setdefault(uid, len(seen)) for uid, _, _ in parts]
-    order = sorted(range(len(keys)), key=lambda i: (int(index[i]), group[i], int(parts[i][1]), int(parts[i][2])))
-    return np.array(order, dtype=np.int64)
+    prompt = [tuple(prompts.row(i).tolist()) if prompts else () for i in range(len(keys))]
+    rank = [
+        (int(index[i]), prompt[i], group[i], int(session), int(trajectory))
+        for i, (_, session, trajectory) in enumerate(parts)
+    ]
+    return np.array(sorted(range(len(keys)), key=rank.__getitem__), dtype=np.int64)
 
 
 def rollout_ranges(keys: Sequence[str]) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import transfer_queue as tq
 from omegaconf import DictConfig
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
@@ -107,7 +108,7 @@ class ReplayMixin:
         keys, tags = [batch.keys[i] for i in real], [batch.tags[i] for i in real]
         wanted = [*columns.DECISION, columns.INDEX]
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=wanted)
-        order = columns.canonical_order(keys, columns.dataset_index(data))
+        order = columns.canonical_order(keys, *self._ordered_by(keys, data, batch.partition_id))
         decided_on = {name: column.take(order) for name, column in columns.read(data, columns.DECISION).items()}
         keys, tags = [keys[i] for i in order.tolist()], [tags[i] for i in order.tolist()]
         ranges = columns.rollout_ranges(keys)
@@ -115,6 +116,15 @@ class ReplayMixin:
         table = columns.tabulate(keys, ranges, decided_on, born=born, first_group=self._groups_seen)
         self._groups_seen += len(np.unique(table.group))
         return Fresh(keys, tags, ranges, table, decided_on)
+
+    def _ordered_by(self, keys: list[str], data: TensorDict, partition: str) -> tuple[list[int], Ragged | None]:
+        """What puts rows in order: their dataset index, and their prompts where groups share an index."""
+        index = columns.dataset_index(data)
+        if not columns.shared_index(keys, index):
+            return index, None
+        wanted = [columns.PROMPT]
+        prompts = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=wanted)
+        return index, columns.read(prompts, wanted)[columns.PROMPT]
 
     def _born(self, tag: dict[str, Any]) -> int:
         """t_b, the step whose update a row is born into."""

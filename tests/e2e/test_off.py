@@ -1,0 +1,48 @@
+"""I1, O18: replay=off against verl's own main_ppo. Stock against stock is shown equal first: runs are repeatable."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+STOCK = "verl.trainer.main_ppo"
+
+
+@pytest.fixture(scope="module")
+def stock(run_recipe):
+    return run_recipe("stock", module=STOCK)
+
+
+@pytest.fixture(scope="module")
+def stock_again(run_recipe):
+    return run_recipe("stock_again", module=STOCK)
+
+
+@pytest.fixture(scope="module")
+def off(run_recipe):
+    return run_recipe("off", "replay=off", module="verl_replay.main_ppo")
+
+
+def compared(run):
+    """Everything but what measures time or the machine."""
+    frame = run.metrics
+    machine = ("timing", "perf/", "actor/perf/")
+    return frame[[name for name in frame if not name.startswith(machine)]]
+
+
+def test_stock_runs_are_repeatable_and_the_comparison_is_not_empty(stock, stock_again):
+    assert compared(stock).equals(compared(stock_again))
+    assert stock.weights == stock_again.weights
+    assert (stock.metrics["actor/grad_norm"] > 0).all()
+    score = stock.metrics["critic/score/mean"]
+    assert ((score > 0) & (score < 1)).all() and score.nunique() > 1
+    spread = stock.metrics["critic/advantages/max"] - stock.metrics["critic/advantages/min"]
+    assert (spread > 0).all()  # a mixed group in every step
+
+
+def test_off_is_stock_to_the_last_digit(stock, off):
+    assert list(off.metrics) == list(stock.metrics)
+    assert compared(off).equals(compared(stock))
+    assert off.weights == stock.weights
+    assert not [name for name in off.metrics if "replay" in name]

@@ -1,0 +1,442 @@
+"""The V1 hook on the real path: a real TransferQueue, verl's own _balance_batch, _compute_advantage and _update_actor,
+verl's own dispatch and mini-batch iterator. Only the worker group is a stub, which keeps what it is sent."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from tests.verl_batch import compose_config, make_trainer, put_batch, read_rows, train_step
+from verl_replay.trainers.v1 import ReplayTrainerSync
+
+MIXED, FLAT = [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]
+UPDATE_COLUMNS = {
+    "prompts",
+    "responses",
+    "input_ids",
+    "position_ids",
+    "response_mask",
+    "loss_mask",
+    "old_log_probs",
+    "advantages",
+}
+
+pytestmark = pytest.mark.usefixtures("transfer_queue")
+
+
+@pytest.fixture(autouse=True)
+def clear_partition(transfer_queue):
+    yield
+    keys = list((transfer_queue.kv_list("train") or {}).get("train", {}))
+    if keys:
+        transfer_queue.kv_clear(keys=keys, partition_id="train")
+
+
+def run(trainer, steps, rng, **options):
+    """Train on each step's groups. Returns the metrics of every step."""
+    return [
+        train_step(trainer, put_batch(groups, step=step, rng=rng, **options), step)
+        for step, groups in enumerate(steps, start=1)
+    ]
+
+
+def real_keys(mini_batch_keys):
+    return [key for key in mini_batch_keys if not key.startswith("null-")]
+
+
+# ---- I1, O18: off is off --------------------------------------------------------------------------------------------
+
+
+def test_i1_o18_off_hands_verl_its_own_batch_and_changes_nothing(rng):
+    config = compose_config("replay=off", prompts=3)
+    groups = [MIXED, FLAT, MIXED]
+    batch = put_batch(groups, step=1, rng=rng)
+    ours, stock = make_trainer(config), make_trainer(config, cls=PPOTrainerSync)
+    numpy_state, torch_state = copy.deepcopy(np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
+    metrics = train_step(ours, copy.deepcopy(batch), 1)
+    assert repr(np.random.get_state()) == repr(numpy_state)  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    stock_metrics = train_step(stock, copy.deepcopy(batch), 1)
+    assert metrics == stock_metrics
+    sent, stock_sent = ours.actor_rollout_wg.updates[0], stock.actor_rollout_wg.updates[0]
+    assert (sent.keys, sent.extra, sent.batch.fields) == (stock_sent.keys, stock_sent.extra, stock_sent.batch.fields)
+    assert sent.batch is ours.returned  # verl's object, not a copy of it
+    assert not hasattr(ours, "rollout_replay")
+
+
+def test_i1_nothing_dropped_and_nothing_drawn_is_the_stock_update(rng):
+    config = compose_config("replay=filtered", "replay.filter=none", prompts=2)
+    batch = put_batch([MIXED, FLAT], step=1, rng=rng)
+    ours, stock = make_trainer(config), make_trainer(config, cls=PPOTrainerSync)
+    metrics = train_step(ours, copy.deepcopy(batch), 1)
+    stock_metrics = train_step(stock, copy.deepcopy(batch), 1)
+    assert {k: v for k, v in metrics.items() if not k.startswith("replay/")} == stock_metrics
+    sent, stock_sent = ours.actor_rollout_wg.updates[0], stock.actor_rollout_wg.updates[0]
+    assert sent.batch is ours.returned
+    assert (sent.keys, sent.extra) == (stock_sent.keys, stock_sent.extra)
+
+
+def test_i1_filter_on_and_nothing_drawn_trains_on_exactly_the_survivors(rng):
+    trainer = make_trainer(compose_config("replay=filtered", prompts=2))
+    batch = put_batch([FLAT, MIXED], step=1, rng=rng)
+    metrics = train_step(trainer, batch, 1)
+    (sent,) = trainer.actor_rollout_wg.updates
+    assert sorted(real_keys(sent.keys)) == sorted(key for key in batch.keys if key.startswith(batch.keys[4][:8]))
+    assert metrics["replay/filter/zero_variance_frac"] == 0.5
+    assert metrics["replay/buffer/size"] == 0  # what can never be drawn is not stored
+
+
+# ---- I3, I5, O13, O5: what was stored is what is trained on ---------------------------------------------------------
+
+
+def test_i3_i5_drawn_rows_are_byte_equal_to_what_they_were_born_with(rng):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", prompts=2))
+    born = {}
+    columns = ["prompts", "responses", "response_mask", "loss_mask", "old_log_probs", "advantages", "input_ids"]
+    for step in range(1, 5):
+        batch = put_batch([MIXED, MIXED], step=step, rng=rng)
+        train_step(trainer, batch, step)
+        rows = read_rows(batch.keys, [*columns, "position_ids"])
+        for i in range(len(batch)):  # a rollout is known by its tokens, which are random
+            born[rows["input_ids"][i].tobytes()] = {name: rows[name][i] for name in rows}
+    drawn = 0
+    for update in trainer.actor_rollout_wg.updates:
+        chunk = update.chunks[0]
+        unbound = {name: chunk[name].unbind() for name in [*columns, "position_ids"]}
+        for i, key in enumerate(update.keys):
+            if key.startswith("replayed-"):
+                drawn += 1
+                original = born[unbound["input_ids"][i].numpy().tobytes()]
+                for name, value in original.items():
+                    back = unbound[name][i].numpy()
+                    assert back.dtype == value.dtype and back.tobytes() == value.tobytes(), name
+    assert drawn == 8 * 3
+
+
+def test_o13_ratio_of_a_replayed_token_is_to_its_birth_log_prob(rng):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", prompts=1))
+    import transfer_queue as tq
+    from tensordict import TensorDict
+
+    batch = put_batch([MIXED], step=1, rng=rng)
+    ones = torch.nested.as_nested_tensor(
+        [torch.full((tag["response_len"],), -1.0) for tag in batch.tags], layout=torch.jagged
+    )
+    tq.kv_batch_put(
+        keys=batch.keys, partition_id="train", fields=TensorDict({"old_log_probs": ones}, batch_size=len(batch))
+    )
+    train_step(trainer, batch, 1)
+    train_step(trainer, put_batch([MIXED], step=2, rng=rng), 2)
+    sent = trainer.actor_rollout_wg.updates[1]
+    row = next(i for i, key in enumerate(sent.keys) if key.startswith("replayed-"))
+    old = sent.chunks[0]["old_log_probs"].unbind()[row]
+    current = torch.full_like(old, -2.0)
+    assert torch.exp(current - old).numpy() == pytest.approx(np.exp(-1.0))  # .368, not 1
+
+
+def test_o5_rows_of_other_widths_join(rng):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", prompts=1))
+    train_step(trainer, put_batch([MIXED], step=1, rng=rng, lengths=[8, 8, 8, 8]), 1)
+    train_step(trainer, put_batch([MIXED], step=2, rng=rng, lengths=[6, 12, 1, 3]), 2)
+    sent = trainer.actor_rollout_wg.updates[1]
+    lengths = {key: len(row) for key, row in zip(sent.keys, sent.chunks[0]["responses"].unbind(), strict=True)}
+    assert sorted(n for key, n in lengths.items() if key.startswith("replayed-")) == [8, 8, 8, 8]
+    assert sorted(n for key, n in lengths.items() if not key.startswith("replayed-")) == [1, 3, 6, 12]
+
+
+# ---- O8, O12, O16, I8: groups and metrics ---------------------------------------------------------------------------
+
+
+def test_o8_exactly_the_rows_of_the_group_that_varies_are_stored(rng):
+    trainer = make_trainer(compose_config(prompts=2))
+    batch = put_batch([FLAT, MIXED], step=1, rng=rng)
+    train_step(trainer, batch, 1)
+    buffer = trainer.rollout_replay.buffer
+    assert buffer.table.reward.tolist() == MIXED
+    stored = buffer.draw(np.arange(4)).rows.columns["responses"]
+    expected = read_rows(batch.keys[4:], ["responses"])["responses"]
+    order = np.argsort([int(key.split("_")[1]) for key in batch.keys[4:]])
+    for i, j in enumerate(order.tolist()):
+        assert stored.row(i).tolist() == expected[j].tolist()
+
+
+def test_o12_replayed_rows_of_the_same_uid_do_not_enter_the_fresh_advantage(rng):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", group_size=2, prompts=1))
+    train_step(trainer, put_batch([[1.0, 0.5]], step=1, rng=rng, uids=["same"]), 1)
+    batch = put_batch([[1.0, 0.0]], step=2, rng=rng, uids=["same"])
+    train_step(trainer, batch, 2)
+    advantages = [float(row[0]) for row in read_rows(batch.keys, ["advantages"])["advantages"]]
+    assert sorted(advantages) == pytest.approx([-0.7071, 0.7071], abs=1e-4)
+
+
+def test_o16_i8_verls_metrics_describe_the_fresh_batch_alone(rng):
+    class Measured(ReplayTrainerSync):
+        resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+
+    class MeasuredStock(PPOTrainerSync):
+        resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+
+    config = compose_config("replay.ratio=1.0", prompts=1)
+    ours, stock = make_trainer(config, cls=Measured), make_trainer(config, cls=MeasuredStock)
+    train_step(ours, put_batch([[1.0, 1.0, 1.0, 0.0]], step=1, rng=rng), 1)
+    batch = put_batch([MIXED], step=2, rng=rng)
+    metrics = train_step(ours, copy.deepcopy(batch), 2)
+    stock_metrics = train_step(stock, copy.deepcopy(batch), 2)
+    for trainer, seen in ((ours, metrics), (stock, stock_metrics)):
+        timing = {"step": 1.0, "gen": 1.0, "update_actor": 1.0, "old_log_prob": 1.0, "adv": 1.0}
+        trainer._compute_metrics(trainer.returned, seen, timing, global_steps=2, epoch=0)
+    assert metrics["replay/draw/rollouts"] == 4
+    assert metrics["critic/score/mean"] == 0.25
+    replayed = {k for k in metrics if k.startswith("replay/")}
+    assert {k: v for k, v in metrics.items() if k not in replayed} == stock_metrics
+
+
+# ---- I4, O7, O17, O19, O20, I10: ages, empty buffers, no survivors, NaN ---------------------------------------------
+
+
+def test_o17_i4_born_at_1_with_max_age_2_is_drawn_at_2_and_3_and_gone_at_4(rng):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", "replay.max_age=2", prompts=2))
+    flat = [FLAT, FLAT]
+    seen = run(trainer, [[MIXED, MIXED], [MIXED, FLAT], [MIXED, FLAT], [MIXED, FLAT]], rng)
+    assert [m["replay/draw/rollouts"] for m in seen] == [0, 4, 4, 4]
+    assert [m.get("replay/draw/age/max") for m in seen[:2]] == [None, 1]
+    assert seen[2]["replay/draw/age/max"] <= 2 and seen[3]["replay/draw/age/max"] <= 2
+    assert [m["replay/buffer/evicted_age"] for m in seen] == [0, 0, 0, 8]
+    more = train_step(trainer, put_batch(flat, step=5, rng=rng), 5)
+    assert more["replay/buffer/evicted_age"] == 4  # those born at 2
+
+
+@pytest.mark.parametrize("max_age", [0, 3])
+def test_o19_everything_evicted_leaves_a_fresh_step_and_no_wait(rng, max_age):
+    trainer = make_trainer(compose_config(f"replay.max_age={max_age}", prompts=1))
+    train_step(trainer, put_batch([MIXED], step=1, rng=rng), 1)
+    metrics = train_step(trainer, put_batch([MIXED], step=6, rng=rng), 6)  # a gap of 5 steps
+    assert metrics["replay/draw/rollouts"] == 0 and metrics["replay/updates"] == 1
+    assert len(trainer.actor_rollout_wg.updates) == 2
+
+
+def test_o7_empty_buffer_trains_on_the_fresh_rollouts(rng):
+    trainer = make_trainer(compose_config("replay.ratio=2.0", prompts=1))
+    (metrics,) = run(trainer, [[MIXED]], rng)
+    assert (metrics["replay/draw/rollouts"], metrics["replay/fresh/rollouts"]) == (0, 4)
+    assert len(trainer.actor_rollout_wg.updates) == 1
+
+
+def test_o20_i10_no_survivors_no_update_and_the_next_step_runs(rng):
+    trainer = make_trainer(compose_config(prompts=1))
+    seen = run(trainer, [[FLAT], [MIXED], [FLAT], [MIXED]], rng)
+    assert [m["replay/updates"] for m in seen] == [0, 1, 0, 1]
+    assert [m["replay/filter/zero_variance_frac"] for m in seen] == [1, 0, 1, 0]
+    assert len(trainer.actor_rollout_wg.updates) == 2  # a batch is never made of stored rollouts alone
+    assert seen[3]["replay/draw/rollouts"] == 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_i10_o9_a_group_with_nan_is_neither_stored_nor_trained_on(rng, bad):
+    trainer = make_trainer(compose_config("replay.filter=none", prompts=2))
+    batch = put_batch([[1.0, 0.0, bad, 0.0], MIXED], step=1, rng=rng)
+    metrics = train_step(trainer, batch, 1)
+    assert metrics["replay/filter/nonfinite_groups"] == 1
+    (sent,) = trainer.actor_rollout_wg.updates
+    assert len(real_keys(sent.keys)) == 4
+    assert np.isfinite(sent.chunks[0]["advantages"].values().numpy()).all()
+    assert trainer.rollout_replay.buffer.table.reward.tolist() == MIXED
+
+
+# ---- I7, O3: columns ------------------------------------------------------------------------------------------------
+
+
+def test_i7_rows_carry_the_columns_of_the_update_and_no_others(rng):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", prompts=1))
+    run(trainer, [[MIXED], [MIXED]], rng)
+    sent = trainer.actor_rollout_wg.updates[1]
+    assert set(sent.batch.fields) == UPDATE_COLUMNS
+    tensors = {name for name, value in sent.chunks[0].items() if isinstance(value, torch.Tensor)}
+    assert tensors == UPDATE_COLUMNS
+
+
+def test_o3_i7_a_column_missing_on_one_row_is_refused_at_the_border(rng):
+    from tensordict import TensorDict
+
+    trainer = make_trainer(compose_config("actor_rollout_ref.actor.use_kl_loss=true", prompts=1))
+    import transfer_queue as tq
+
+    batch = put_batch([MIXED], step=1, rng=rng)
+    some = batch.keys[:3]  # verl's TransferQueue would drop ref_log_prob for all four rows without a word
+    ref = torch.nested.as_nested_tensor(
+        [torch.zeros(tag["response_len"]) for tag in batch.tags[:3]], layout=torch.jagged
+    )
+    tq.kv_batch_put(keys=some, partition_id="train", fields=TensorDict({"ref_log_prob": ref}, batch_size=3))
+    with pytest.raises(ValueError, match=r"lacks the columns \['ref_log_prob'\].*it has \["):
+        train_step(trainer, batch, 1)
+    assert not trainer.actor_rollout_wg.updates and not len(trainer.rollout_replay.buffer)
+
+
+def test_o3_stored_rollouts_without_a_column_that_fresh_ones_have_are_refused(rng):
+    trainer = make_trainer(compose_config(prompts=1))
+    train_step(trainer, put_batch([MIXED], step=1, rng=rng), 1)
+    trainer._stored_columns = tuple(name for name in trainer._stored_columns if name != "loss_mask")
+    with pytest.raises(ValueError, match="columns differ: stored rollouts have .*loss_mask.*, these have "):
+        train_step(trainer, put_batch([MIXED], step=2, rng=rng), 2)
+
+
+# ---- I11: order of completion ---------------------------------------------------------------------------------------
+
+
+def test_i11_the_order_in_which_rollouts_finish_changes_neither_draws_nor_storage():
+    def everything_drawn(shuffle):
+        trainer = make_trainer(compose_config("replay.max_age=3", prompts=2))
+        finished = np.random.default_rng(7)
+        rows = np.random.default_rng(1)
+        for step in range(1, 6):
+            order = finished.permutation(8) if shuffle else None
+            batch = put_batch([MIXED, [0.0, 1.0, 1.0, 0.0]], step=step, rng=rows, order=order)
+            train_step(trainer, batch, step)
+        sent = trainer.actor_rollout_wg.updates
+        replayed = [
+            [
+                row.tolist()
+                for key, row in zip(u.keys, u.chunks[0]["input_ids"].unbind(), strict=True)
+                if key.startswith("replayed-")
+            ]
+            for u in sent
+        ]
+        everything = trainer.rollout_replay.buffer.draw(np.arange(len(trainer.rollout_replay.buffer)))
+        return replayed, everything.rows.columns["responses"].values.tolist()
+
+    in_order, shuffled = everything_drawn(False), everything_drawn(True)
+    assert in_order == shuffled
+    assert sum(map(len, in_order[0])) == 4 * 4
+
+
+# ---- I2, O1, O2: layout, through verl's dispatch and iterator -------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("mini_batch", [1, 2, 4])
+def test_i2_every_mini_batch_of_every_rank_has_its_share_of_fresh_and_replayed(rng, ranks, mini_batch):
+    config = compose_config(prompts=4, mini_batch=mini_batch)
+    trainer = make_trainer(config, ranks=ranks)
+    groups = [MIXED, MIXED, FLAT, MIXED]
+    seen = run(trainer, [groups, groups, groups], rng)
+    assert seen[1]["replay/updates"] == 4 // mini_batch
+    for update in trainer.actor_rollout_wg.updates[1:]:
+        replayed = {key for key in update.keys if key.startswith("replayed-")}
+        null = {key for key in update.keys if key.startswith("null-")}
+        assert len(update.keys) == len(set(update.keys)) and len(replayed) == 6
+        assert len(update.keys) - len(null) == 12 + 6
+        by_tokens = {
+            row.numpy().tobytes(): key
+            for chunk, keys in zip(update.chunks, np.array_split(np.array(update.keys), ranks), strict=True)
+            for key, row in zip(keys.tolist(), chunk["input_ids"].unbind(), strict=True)
+            if key not in null
+        }
+        cells = [
+            [
+                by_tokens[row.numpy().tobytes()]
+                for row in cell["input_ids"].unbind()
+                if row.numpy().tobytes() in by_tokens
+            ]
+            for rank in update.mini_batches
+            for cell in rank
+        ]
+        assert [len(rank) for rank in update.mini_batches] == [4 // mini_batch] * ranks
+        fresh_counts = [sum(key not in replayed for key in cell) for cell in cells]
+        replayed_counts = [sum(key in replayed for key in cell) for cell in cells]
+        assert sum(fresh_counts) == 12 and sum(replayed_counts) == 6
+        assert max(fresh_counts) - min(fresh_counts) <= 1 and min(fresh_counts) >= 1
+        assert max(replayed_counts) - min(replayed_counts) <= 1
+        assert update.extra["global_batch_size"] == 18 / (4 // mini_batch)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_o2_i2_fewer_survivors_than_optimizer_steps_or_ranks(rng, ranks):
+    """3 rows survive, 8 optimizer steps are due: 3 updates, each with a fresh row, never one without."""
+    config = compose_config(group_size=2, prompts=8, mini_batch=1)
+    trainer = make_trainer(config, ranks=1 if ranks == 1 else ranks)
+    if ranks > 2:
+        config.actor_rollout_ref.actor.ppo_mini_batch_size = 2
+    groups = [[1.0, 1.0]] * 8
+    groups[3] = [1.0, 0.0]
+    (metrics,) = run(trainer, [groups], rng)
+    (update,) = trainer.actor_rollout_wg.updates
+    assert metrics["replay/updates"] == 2
+    for u in range(2):
+        masks = [rank[u]["loss_mask"].values().sum() for rank in update.mini_batches]
+        assert sum(masks) > 0
+
+
+def test_o1_rows_that_do_not_divide_are_padded_neutrally(rng):
+    """10 survivors in 2 mini-batches on 2 ranks with micro-batches of 2: 12 rows in 4 cells of 4, 2 + 4 null."""
+    config = compose_config(
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", group_size=5, prompts=4, mini_batch=2
+    )
+    trainer = make_trainer(config, ranks=2)
+    (metrics,) = run(trainer, [[[1, 0, 0, 0, 0], [0] * 5, [1, 1, 0, 0, 0], [1] * 5]], rng)
+    (update,) = trainer.actor_rollout_wg.updates
+    null = [i for i, key in enumerate(update.keys) if key.startswith("null-")]
+    assert len(update.keys) == 16 and len(null) == 6 == metrics["replay/null_rows"]
+    masks = [row for chunk in update.chunks for row in chunk["loss_mask"].unbind()]
+    assert all(masks[i].sum() == 0 for i in null)
+    assert sum(int(m.sum()) for m in masks) == metrics["replay/trained_tokens"]
+
+
+def test_i5_verls_padding_rows_are_never_stored_drawn_or_counted(rng):
+    """3 groups of 4 in mini-batches of 2 groups: verl itself pads 12 rows to 16."""
+    config = compose_config("replay.ratio=1.0", prompts=3, mini_batch=2)
+    trainer = make_trainer(config)
+    seen = run(trainer, [[MIXED, FLAT, MIXED], [MIXED, MIXED, MIXED]], rng)
+    assert len(trainer.returned) == 16
+    assert [m["replay/buffer/stored"] for m in seen] == [8, 12]
+    assert seen[1]["replay/fresh/rollouts"] == 12 and seen[1]["replay/draw/rollouts"] == 8
+    for update in trainer.actor_rollout_wg.updates:
+        assert not any(key.startswith("pad") for key in update.keys)
+        for rank in update.mini_batches:
+            assert all(cell["loss_mask"].values().sum() > 0 for cell in rank)
+
+
+# ---- the seam leaves nothing behind ---------------------------------------------------------------------------------
+
+
+def test_keys_of_ours_are_cleared_and_verls_batch_is_as_it_was(rng, transfer_queue):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", prompts=2))
+    train_step(trainer, put_batch([MIXED, MIXED], step=1, rng=rng), 1)
+    batch = put_batch([MIXED, FLAT], step=2, rng=rng)
+    before = read_rows(batch.keys, ["responses", "old_log_probs", "response_mask"])
+    train_step(trainer, batch, 2)
+    after = read_rows(batch.keys, ["responses", "old_log_probs", "response_mask"])
+    assert all(a.tobytes() == b.tobytes() for name in before for a, b in zip(before[name], after[name], strict=True))
+    assert sorted(trainer.returned.keys) == sorted(batch.keys)
+    left = transfer_queue.kv_list("train")["train"]
+    assert not [key for key in left if key.startswith(("replayed-", "null-"))]
+
+
+def test_a_failing_update_restores_the_worker_group_and_clears_the_keys(rng, transfer_queue):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", prompts=1))
+    train_step(trainer, put_batch([MIXED], step=1, rng=rng), 1)
+    workers = trainer.actor_rollout_wg
+
+    def fails(batch):
+        raise RuntimeError("worker died")
+
+    workers.update_actor = fails
+    with pytest.raises(RuntimeError, match="worker died"):
+        train_step(trainer, put_batch([MIXED], step=2, rng=rng), 2)
+    assert workers.update_actor is fails
+    left = transfer_queue.kv_list("train")["train"]
+    assert not [key for key in left if key.startswith(("replayed-", "null-"))]
+
+
+def test_a_model_with_a_processor_is_refused(monkeypatch):
+    def init_tokenizer(self):
+        self.tokenizer, self.processor = object(), object()
+
+    monkeypatch.setattr(PPOTrainerSync, "_init_tokenizer", init_tokenizer)
+    with pytest.raises(ValueError, match="text model.*replay=off"):
+        make_trainer(compose_config())._init_tokenizer()
+    make_trainer(compose_config("replay=off"))._init_tokenizer()
