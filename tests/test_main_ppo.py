@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -31,11 +32,11 @@ WRONG = {
 }
 
 
-def start(*overrides: str) -> tuple[subprocess.CompletedProcess, float]:
+def start(folder: Path, *overrides: str) -> tuple[subprocess.CompletedProcess, float]:
     env = {**os.environ, "DRY_RUN": "1", "VERL_PLATFORM": "cpu"}
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "verl_replay.main_ppo", *RIGHT, *overrides, "hydra.run.dir=."],
+        [sys.executable, "-m", "verl_replay.main_ppo", *RIGHT, *overrides, f"hydra.run.dir={folder}"],
         capture_output=True,
         text=True,
         env=env,
@@ -45,8 +46,8 @@ def start(*overrides: str) -> tuple[subprocess.CompletedProcess, float]:
 
 
 @pytest.mark.parametrize("override", WRONG)
-def test_wrong_input_is_refused_before_ray_starts(override, record_property):
-    done, seconds = start(override)
+def test_wrong_input_is_refused_before_ray_starts(override, record_property, tmp_path):
+    done, seconds = start(tmp_path, override)
     record_property("seconds", seconds)
     said = [line for line in done.stderr.splitlines() if line.startswith("verl_replay: ")]
     assert done.returncode == 1 and len(said) == 1, done.stderr[-2000:]
@@ -54,13 +55,13 @@ def test_wrong_input_is_refused_before_ray_starts(override, record_property):
     assert "Traceback" not in done.stderr and "ray" not in done.stdout.lower()
 
 
-def test_the_right_input_passes_validation():
-    done, _ = start()
+def test_the_right_input_passes_validation(tmp_path):
+    done, _ = start(tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "All configuration checks passed" in done.stdout and "the configuration is valid" in done.stdout
 
 
-def test_an_unknown_option_is_refused_with_its_name():
-    done, _ = start("+replay.ratoi=0.5")
+def test_an_unknown_option_is_refused_with_its_name(tmp_path):
+    done, _ = start(tmp_path, "+replay.ratoi=0.5")
     assert done.returncode == 1
     assert "verl_replay: replay.ratoi is not an option. Remove it; the options are enabled, ratio," in done.stderr

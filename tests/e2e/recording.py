@@ -1,7 +1,8 @@
 """`python -m tests.e2e.recording`: verl_replay.main_ppo with a trainer that writes down what it sends to the workers.
 
 One file a step, OUTPUT_DIR/records/step_N.json: every row of verl's own batch as it was born, every row that was
-trained on, in order, and how many optimizer steps the workers took. Rows are known by their tokens; arrays are kept as bytes.
+trained on, in order, and how many optimizer steps the workers took. Rows are known by their tokens; arrays are kept as
+bytes.
 """
 
 from __future__ import annotations
