@@ -52,7 +52,7 @@ def gradient(rows: Rows, log_probs: list[torch.Tensor], real: int, mode: str) ->
     output = {"log_probs": torch.nested.as_nested_tensor([*leaves, *nulls], layout=torch.jagged)}
     loss, _ = ppo_loss(config, output, data)
     loss.backward()
-    return float(loss), [leaf.grad for leaf in leaves]
+    return float(loss.detach()), [leaf.grad for leaf in leaves]
 
 
 @pytest.mark.parametrize("mode", ["token-mean"])

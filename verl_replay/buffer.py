@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from verl_replay.eviction import newest
-from verl_replay.ragged import expand
 from verl_replay.store import RolloutStore, Rows, check_rows
 from verl_replay.table import RolloutTable
 
@@ -77,14 +76,15 @@ class RolloutBuffer:
         if len(table) != len(rows.rollouts) - 1:
             held = len(rows.rollouts) - 1
             raise ValueError(f"table and rows must hold the same rollouts, got {len(table)} and {held}")
-        check_rows(rows)  # before some of them leave, and take the misfit with them
+        self._store.check(rows)
         evicted = max(0, len(table) - self.capacity)
-        if evicted:  # never hold more than the capacity, not even for a moment
+        if evicted:
             last = np.arange(evicted, len(table))
             table, rows = table.take(last), rows.take(last)
+        evicted += self.keep(newest(self.table, capacity=self.capacity - len(table)))  # first make room
         self._store.append(rows)
         self.table = RolloutTable.concat([self.table, table])
-        return evicted + self.keep(newest(self.table, capacity=self.capacity))
+        return evicted
 
     def check_valid(self) -> tuple[bool, str]:
         """Whether the state holds together, and if not, what is wrong. For tests and after loading."""
@@ -96,8 +96,8 @@ class RolloutBuffer:
             return False, "a use count is negative"
         if not self.table.finite.all():
             return False, "a rollout with NaN or infinity is stored"
-        if len(self):
-            rows = self._store.gather(np.arange(len(self)))
-            if len(expand(rows.rollouts, np.arange(len(self)))) != rows.rollouts[-1]:
-                return False, "row ranges do not cover the rows"
+        try:
+            check_rows(self._store.gather(np.arange(len(self))))
+        except ValueError as error:
+            return False, str(error)
         return True, ""

@@ -37,8 +37,6 @@ def pooled(fresh: RolloutTable, stored: RolloutTable, draw: Draw, *, ratio: floa
 
     Trains on the draw alone: a fresh rollout may be left out (and is stored even so), and nothing anchors the update.
     """
-    if not len(fresh):  # no survivors, no update: a batch is never made of stored rollouts alone
-        return Composition(np.empty(0, np.int64), np.empty(0, np.int64))
     pool = RolloutTable.concat([fresh, stored])
     drawn = draw(pool, min(_half_up((1 + ratio) * len(fresh)), len(pool)))
     return Composition(np.sort(drawn[drawn < len(fresh)]), drawn[drawn >= len(fresh)] - len(fresh))

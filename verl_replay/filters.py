@@ -21,7 +21,8 @@ def zero_variance(table: RolloutTable) -> np.ndarray:
         keep: (N,) bool.
     """
     _, least, greatest = group_statistics(table.group, table.reward)
-    spread = greatest - least
+    with np.errstate(invalid="ignore"):  # infinite rewards: finite_groups drops them
+        spread = greatest - least
     return spread > ROUNDING * np.maximum(np.abs(least), np.abs(greatest))
 
 

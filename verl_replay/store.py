@@ -139,15 +139,19 @@ class RolloutStore:
         Raises:
             ValueError: the columns are not those already stored, or do not have one entry a row. Nothing is changed.
         """
+        self.check(rows)
+        if len(rows.rollouts) > 1:
+            self._segments.append(_segment(rows))
+
+    def check(self, rows: Rows) -> None:
+        """Raise ValueError where `append` would."""
         check_rows(rows)
-        if self.names is not None and self.names != frozenset(rows.columns):
+        if self.names is not None and len(rows.rollouts) > 1 and self.names != frozenset(rows.columns):
             raise ValueError(
                 f"columns differ: stored rollouts have {sorted(self.names)}, these have {sorted(rows.columns)}. "
                 "A row that lacks a column would silently switch that column off for its whole batch. Keep the columns "
                 "of a run the same (rollout correction, KL loss), or start with an empty buffer."
             )
-        if len(rows.rollouts) > 1:
-            self._segments.append(_segment(rows))
 
     def keep(self, mask: np.ndarray) -> None:
         """Drop the rollouts where `mask` ((N,) bool) is False, and free their memory."""

@@ -91,11 +91,13 @@ def group_statistics(group: np.ndarray, values: np.ndarray) -> tuple[np.ndarray,
     if not len(values):
         return values, values, values
     _, inverse, counts = np.unique(group, return_inverse=True, return_counts=True)
-    mean = np.bincount(inverse, weights=values) / counts
-    square = np.bincount(inverse, weights=(values - mean[inverse]) ** 2)
+    with np.errstate(invalid="ignore"):  # a group with an infinite reward: NaN here, dropped by finite_groups
+        mean = np.bincount(inverse, weights=values) / counts
+        square = np.bincount(inverse, weights=(values - mean[inverse]) ** 2)
     std = np.sqrt(square / np.maximum(counts - 1, 1))
     least = np.full(len(counts), np.inf)
     greatest = np.full(len(counts), -np.inf)
-    np.minimum.at(least, inverse, values)
-    np.maximum.at(greatest, inverse, values)
+    with np.errstate(invalid="ignore"):
+        np.minimum.at(least, inverse, values)
+        np.maximum.at(greatest, inverse, values)
     return std[inverse], least[inverse], greatest[inverse]

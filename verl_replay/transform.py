@@ -64,10 +64,10 @@ class ReplayTransform:
             step: t, from 1.
         """
         finite = filters.finite_groups(fresh)
-        keep = finite & self._filter(fresh)
+        keep = finite & _mask("filter", self._filter(fresh), fresh)
         survivors = np.flatnonzero(keep)
 
-        evicted = self.buffer.keep(self._evict(self.buffer.table, step=step))
+        evicted = self.buffer.keep(_mask("eviction", self._evict(self.buffer.table, step=step), self.buffer.table))
 
         chosen = self._composition(fresh.take(survivors), step)
         replayed = self.buffer.draw(chosen.stored)
@@ -102,3 +102,13 @@ class ReplayTransform:
             return self._sample(self._priority(table, step=step), k, rng)
 
         return self._compose(survivors, self.buffer.table, draw)
+
+
+def _mask(kind: str, mask: np.ndarray, table: RolloutTable) -> np.ndarray:
+    """The mask, if it is one: a policy of the user's may return anything."""
+    if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (len(table),):
+        got = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else type(mask).__name__
+        raise ValueError(
+            f"replay.{kind} must return a mask (N,) = ({len(table)},) of bool, got {got}. Mend the function."
+        )
+    return mask

@@ -25,14 +25,15 @@ def off(run_recipe):
 
 
 def compared(run):
-    """Everything but what measures time or the machine."""
+    """What the policy did and what was done to it; not time, not the machine, and not vLLM's own log-probs, whose last
+    digits depend on which requests happened to share a batch."""
     frame = run.metrics
-    machine = ("timing", "perf/", "actor/perf/")
-    return frame[[name for name in frame if not name.startswith(machine)]]
+    kept = ("critic/", "actor/", "response_length", "prompt_length", "global_seqlen", "training/num_turns")
+    return frame[[name for name in frame if name.startswith(kept) and not name.startswith("actor/perf/")]]
 
 
 def test_stock_runs_are_repeatable_and_the_comparison_is_not_empty(stock, stock_again):
-    assert compared(stock).equals(compared(stock_again))
+    assert compared(stock).equals(compared(stock_again)) and len(compared(stock).columns) > 20
     assert stock.weights == stock_again.weights
     assert (stock.metrics["actor/grad_norm"] > 0).all()
     score = stock.metrics["critic/score/mean"]

@@ -15,7 +15,6 @@ import torch
 
 # verl/utils/checkpoint/checkpoint_manager.py, load_rng_state: it restores the state it saved under the name "cpu"
 # a second time through the device, and resuming fails if the device cannot.
-get_rng_state = torch.get_rng_state
 set_rng_state = torch.set_rng_state
 
 

@@ -21,18 +21,27 @@ PROMPT, RESPONSE, MASK = "prompts", "responses", "response_mask"
 ADVANTAGE, REWARD, LOG_PROB = "advantages", "rm_scores", "old_log_probs"
 INDEX = "index"  # of the prompt in its data set
 DERIVED = ("input_ids", "position_ids")  # prompts + responses and 0, 1, 2, ...: rebuilt, never stored
-DECISION = (ADVANTAGE, MASK, REWARD, LOG_PROB)  # what a table is made of; `index` orders it
 _INTEGERS = (PROMPT, RESPONSE, MASK, "loss_mask", *DERIVED)
 
 
-def stored_columns(config: DictConfig) -> tuple[str, ...]:
-    """The columns that this configuration's update reads and that cannot be rebuilt from the others."""
-    names = [PROMPT, RESPONSE, MASK, "loss_mask", LOG_PROB, ADVANTAGE]
+def optional_columns(config: DictConfig) -> tuple[str, ...]:
+    """The columns that the update reads in some configurations only."""
+    names = []
     if OmegaConf.select(config, "algorithm.rollout_correction.rollout_is") is not None:
         names.append("rollout_is_weights")
     if config.actor_rollout_ref.actor.use_kl_loss:
         names.append("ref_log_prob")
     return tuple(names)
+
+
+def stored_columns(config: DictConfig) -> tuple[str, ...]:
+    """The columns that this configuration's update reads and that cannot be rebuilt from the others."""
+    return (PROMPT, RESPONSE, MASK, "loss_mask", LOG_PROB, ADVANTAGE, *optional_columns(config))
+
+
+def decision_columns(config: DictConfig) -> tuple[str, ...]:
+    """The columns that a table is made of: every number that could be a NaN, and the mask."""
+    return (ADVANTAGE, MASK, REWARD, LOG_PROB, *optional_columns(config))
 
 
 def dtype(name: str) -> np.dtype:
@@ -146,7 +155,7 @@ def tabulate(
     Args:
         keys: one a row.
         ranges: (N + 1,) row offsets of the rollouts.
-        columns: those of DECISION, one entry a row.
+        columns: those of decision_columns, one entry a row.
         born: (N,) int, t_b.
         first_group: number of the first group; the groups of a run are numbered on.
 
@@ -159,7 +168,7 @@ def tabulate(
     group = np.array([seen.setdefault(uid, len(seen)) for uid in uids], dtype=np.int64)
     reward = np.array([columns[REWARD].row(row).astype(np.float64).sum() for row in last])
     advantage = [_first_where(columns[ADVANTAGE].row(row), columns[MASK].row(row)) for row in last]
-    finite = np.logical_and.reduce([_row_finite(columns[name]) for name in (ADVANTAGE, REWARD, LOG_PROB)])
+    finite = np.logical_and.reduce([_row_finite(column) for column in columns.values()])
     return RolloutTable(
         group=first_group + group,
         reward=reward,

@@ -57,6 +57,7 @@ class ReplayMixin:
         if self._replay_options.enabled:
             self.rollout_replay = ReplayTransform(self._replay_options)
             self._stored_columns = columns.stored_columns(config)
+            self._decision_columns = columns.decision_columns(config)
             self._groups_seen = 0
 
     def _init_tokenizer(self) -> None:
@@ -106,10 +107,10 @@ class ReplayMixin:
     def _read_fresh(self, batch: KVBatchMeta) -> Fresh:
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         keys, tags = [batch.keys[i] for i in real], [batch.tags[i] for i in real]
-        wanted = [*columns.DECISION, columns.INDEX]
+        wanted = [*self._decision_columns, columns.INDEX]
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=wanted)
         order = columns.canonical_order(keys, *self._ordered_by(keys, data, batch.partition_id))
-        decided_on = {name: column.take(order) for name, column in columns.read(data, columns.DECISION).items()}
+        decided_on = {name: column.take(order) for name, column in columns.read(data, self._decision_columns).items()}
         keys, tags = [keys[i] for i in order.tolist()], [tags[i] for i in order.tolist()]
         ranges = columns.rollout_ranges(keys)
         born = np.array([self._born(tags[row]) for row in ranges[:-1].tolist()], dtype=np.int64)
@@ -151,14 +152,15 @@ class ReplayMixin:
         """Deal the rows over mini-batches and ranks; None where no fresh rollout survives."""
         actor = self.config.actor_rollout_ref.actor
         survivors = len(fresh.rows(chosen.survivors))
-        if not survivors:
+        lengths = [fresh.tags[row]["seq_len"] for row in fresh.rows(chosen.trained).tolist()]
+        trained = len(lengths) + chosen.replayed.rows.count
+        if not survivors or not trained:
             return None
         stock_updates = len(batch) // (actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n)
-        lengths = [fresh.tags[row]["seq_len"] for row in fresh.rows(chosen.trained).tolist()]
         return deal(
             np.array(lengths, dtype=np.int64),
             columns.sequence_lengths(chosen.replayed.rows),
-            updates=min(stock_updates, survivors),
+            updates=min(stock_updates, survivors, trained),
             ranks=self._ranks(),
             multiple_of=1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
         )

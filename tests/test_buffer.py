@@ -1,0 +1,277 @@
+"""verl_replay.buffer: the only state of replay, against a naive twin."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.factories import id_rows, make_rows, make_table, numbers, rollouts_of, scramble
+from verl_replay.buffer import RolloutBuffer
+from verl_replay.eviction import age
+from verl_replay.priorities import abs_advantage
+from verl_replay.ragged import Ragged
+from verl_replay.samplers import proportional
+from verl_replay.store import Rows
+from verl_replay.table import RolloutTable
+
+
+def rollouts(count: int, born: int = 1, first_group: int = 0) -> RolloutTable:
+    if not count:
+        return RolloutTable.empty()
+    return make_table([[float(i == 0) for i in range(count)]], born=born, first_group=first_group)
+
+
+def holding(count: int, capacity: int = 100) -> RolloutBuffer:
+    """Rollouts 0, 1, ..., known by their id."""
+    buffer = RolloutBuffer(capacity=capacity, seed=0)
+    buffer.add(rollouts(count), id_rows(range(count)))
+    return buffer
+
+
+def ids(buffer: RolloutBuffer) -> list[int]:
+    assert buffer.check_valid() == (True, "")
+    if not len(buffer):
+        return []
+    return buffer._store.gather(np.arange(len(buffer))).columns["id"].values.tolist()
+
+
+# ---- add -------------------------------------------------------------------------------------------------------------
+
+
+def test_capacity_is_first_in_first_out():
+    """Capacity 5: 0 1 2, then 3 4 5 pushes out 0, then 6..12 pushes out the rest and its own first two."""
+    buffer = RolloutBuffer(capacity=5, seed=0)
+    assert buffer.add(rollouts(3), id_rows([0, 1, 2])) == 0
+    assert buffer.add(rollouts(3), id_rows([3, 4, 5])) == 1
+    assert ids(buffer) == [1, 2, 3, 4, 5]
+    assert buffer.add(rollouts(7), id_rows(range(6, 13))) == 7
+    assert ids(buffer) == [8, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_many_rollouts_of_equal_advantage_at_a_small_capacity(capacity):
+    """O10: nothing compares payloads, whatever ties. verl's advantages of (1, 1, 0, 0): four of equal size."""
+    table = make_table([[1, 1, 0, 0]])
+    assert len(set(np.abs(table.advantage).tolist())) == 1
+    buffer = RolloutBuffer(capacity=capacity, seed=0)
+    for step in range(5):
+        buffer.add(table, id_rows([10 * step + i for i in range(4)]))
+        assert ids(buffer) == [10 * step + i for i in range(4 - capacity, 4)]
+        p = abs_advantage(buffer.table, step=1)
+        drawn = buffer.draw(proportional(p, 4, buffer.rng, exponent=0.5, eps=1e-6))
+        assert sorted(drawn.rows.columns["id"].values.tolist()) == ids(buffer)
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_a_capacity_below_1_is_refused(capacity):
+    with pytest.raises(ValueError, match=f"capacity must be at least 1 rollout, got {capacity}"):
+        RolloutBuffer(capacity=capacity, seed=0)
+
+
+@pytest.mark.parametrize("capacity", [2, 100])
+@pytest.mark.parametrize("fault", ["columns", "length", "entries too many", "entries too few"])
+def test_what_does_not_fit_is_refused_and_nothing_changes(fault, capacity):
+    """O3, I7. Also past the capacity, where some of what is added leaves at once."""
+    buffer = holding(2, capacity)
+    before = numbers(buffer.table), buffer.nbytes, buffer.rng.bit_generator.state
+    table, rows = rollouts(3), id_rows([7, 8, 9])
+    if fault == "columns":
+        rows = Rows({**rows.columns, "rollout_is_weights": rows.columns["id"]}, rows.rollouts)
+    elif fault == "length":
+        table = rollouts(4)
+    else:
+        entries = 4 if fault == "entries too many" else 2
+        rows = Rows({"id": Ragged.from_rows([[1]] * entries, np.int64)}, rows.rollouts)
+    with pytest.raises(ValueError, match="columns differ|same rollouts|one entry a row"):
+        buffer.add(table, rows)
+    assert (numbers(buffer.table), buffer.nbytes, buffer.rng.bit_generator.state) == before
+    assert ids(buffer) == [0, 1]
+
+
+def test_add_copies_table_and_rows():
+    """I5."""
+    buffer, table, rows = RolloutBuffer(capacity=10, seed=0), rollouts(3), make_rows(np.random.default_rng(0), 3)
+    expected = numbers(table), rollouts_of(rows)
+    buffer.add(table, rows)
+    scramble(rows.columns)
+    for column in vars(table).values():
+        column[...] = 0
+    drawn = buffer.draw(np.arange(3))
+    assert ([{**n, "uses": 0} for n in numbers(drawn.table)], rollouts_of(drawn.rows)) == expected
+
+
+# ---- draw ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_draw_does_not_consume_and_is_a_copy():
+    """METHOD step 6, I5."""
+    buffer = holding(4)
+    for _ in range(3):
+        drawn = buffer.draw(np.array([2, 0]))
+        assert drawn.rows.columns["id"].values.tolist() == [2, 0]
+        scramble(drawn.rows.columns)
+        for column in vars(drawn.table).values():
+            column[...] = 0
+    assert ids(buffer) == [0, 1, 2, 3]
+    assert buffer.table.uses.tolist() == [3, 0, 3, 0]
+    assert buffer.table.born.tolist() == [1, 1, 1, 1]
+
+
+def test_50_draws_without_inserts_are_counted():
+    """O11: capacity 4, two a draw: 100 uses, and each draw says how often its rollouts have been used, itself in."""
+    buffer, uses = holding(4, capacity=4), np.zeros(4, dtype=int)
+    for _ in range(50):
+        positions = proportional(abs_advantage(buffer.table, step=1), 2, buffer.rng, exponent=0.5, eps=1e-6)
+        uses[positions] += 1
+        assert buffer.draw(positions).table.uses.tolist() == uses[positions].tolist()
+    assert buffer.table.uses.tolist() == uses.tolist()
+    assert uses.sum() == 100
+
+
+def test_uses_stay_with_their_rollout_when_others_leave():
+    buffer = holding(4)
+    buffer.draw(np.array([1, 3]))
+    buffer.draw(np.array([3]))
+    assert buffer.keep(np.array([False, True, False, True])) == 2
+    assert (ids(buffer), buffer.table.uses.tolist()) == ([1, 3], [1, 2])
+
+
+def test_a_draw_of_nothing():
+    """O7."""
+    for buffer in (holding(0), holding(2)):
+        drawn = buffer.draw(np.empty(0, dtype=np.int64))
+        assert (len(drawn.table), drawn.rows.count) == (0, 0)
+        assert buffer.table.uses.sum() == 0
+
+
+def test_a_position_outside_is_refused_and_counts_no_use():
+    buffer = holding(2)
+    with pytest.raises(ValueError, match="positions"):
+        buffer.draw(np.array([0, 2]))
+    assert buffer.table.uses.tolist() == [0, 0]
+
+
+def test_rollouts_of_several_rows_are_drawn_whole():
+    """Unit: a session. Capacity and draws count rollouts, not rows."""
+    buffer = RolloutBuffer(capacity=2, seed=0)
+    rows = Rows({"id": Ragged.from_rows([[10], [11], [20], [30], [31], [32]], np.int64)}, np.array([0, 2, 3, 6]))
+    assert buffer.add(rollouts(3), rows) == 1
+    drawn = buffer.draw(np.array([1, 0]))
+    assert drawn.rows.columns["id"].values.tolist() == [30, 31, 32, 20]
+    assert drawn.rows.rollouts.tolist() == [0, 3, 4]
+
+
+# ---- state -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_generator_is_the_seeds_own():
+    """I11."""
+    first, second, other = (RolloutBuffer(capacity=1, seed=seed).rng.random(3).tolist() for seed in (5, 5, 6))
+    assert first == second != other
+
+
+def test_nbytes_is_of_the_columns_and_the_table_and_falls_with_eviction():
+    """A table's entry: seven numbers of 8 bytes and a flag."""
+    buffer = holding(100)
+    assert buffer.nbytes == buffer._store.nbytes + 100 * (7 * 8 + 1)
+    full = buffer.nbytes
+    buffer.keep(np.arange(100) >= 90)
+    assert buffer.nbytes < 0.15 * full
+    buffer.keep(np.zeros(10, dtype=bool))
+    assert (len(buffer), buffer.nbytes) == (0, 0)
+
+
+def test_keep_of_all_changes_nothing():
+    buffer = holding(3)
+    table = buffer.table
+    assert buffer.keep(np.ones(3, dtype=bool)) == 0
+    assert buffer.table is table
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda b: setattr(b, "table", b.table.take(np.array([0]))), "table has 1 rollouts, store 3"),
+        (lambda b: setattr(b, "capacity", 2), "3 rollouts exceed the capacity 2"),
+        (lambda b: b.table.uses.__setitem__(1, -1), "a use count is negative"),
+        (lambda b: b.table.finite.__setitem__(2, False), "NaN or infinity"),
+    ],
+)
+def test_check_valid_says_what_is_wrong(fault, message):
+    buffer = holding(3)
+    assert buffer.check_valid() == (True, "")
+    fault(buffer)
+    valid, said = buffer.check_valid()
+    assert not valid and message in said
+
+
+# ---- the naive twin --------------------------------------------------------------------------------------------------
+
+
+class NaiveBuffer:
+    """The same, as a list of dicts."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.rollouts = capacity, []
+
+    def keep(self, mask) -> int:
+        before = len(self.rollouts)
+        self.rollouts = [rollout for rollout, keep in zip(self.rollouts, mask, strict=True) if keep]
+        return before - len(self.rollouts)
+
+    def draw(self, positions):
+        for i in positions:
+            self.rollouts[i]["numbers"]["uses"] += 1
+        return [self.rollouts[i] for i in positions]
+
+    def add(self, table, rows) -> int:
+        pairs = zip(numbers(table), rollouts_of(rows), strict=True)
+        self.rollouts += [{"numbers": n, "rows": r} for n, r in pairs]
+        evicted = max(0, len(self.rollouts) - self.capacity)
+        self.rollouts = self.rollouts[evicted:]
+        return evicted
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_operations_equal_a_list_of_dicts(seed):
+    rng = np.random.default_rng(seed)
+    capacity = int(rng.choice([1, 7, 40, 1000]))
+    buffer, twin, step = RolloutBuffer(capacity=capacity, seed=seed), NaiveBuffer(capacity), 1
+    for _ in range(50):
+        operation = rng.choice(["add", "add", "age", "keep", "draw", "draw", "refused"])
+        if operation == "add":
+            count = int(rng.choice([0, 1, 2, 5, 50]))
+            table, rows = rollouts(count, born=step), make_rows(rng, count, max_tokens=3)
+            assert buffer.add(table, rows) == twin.add(table, rows)
+            scramble(rows.columns)
+        elif operation == "age":
+            step += int(rng.integers(1, 4))
+            mask = age(buffer.table, step=step, max_age=5)
+            assert mask.tolist() == [step - r["numbers"]["born"] <= 5 for r in twin.rollouts]
+            assert buffer.keep(mask) == twin.keep(mask)
+        elif operation == "keep":
+            mask = rng.random(len(buffer)) < 0.98
+            assert buffer.keep(mask) == twin.keep(mask)
+        elif operation == "draw":
+            positions = rng.permutation(len(buffer))[: rng.integers(0, 9)]
+            drawn, expected = buffer.draw(positions), twin.draw(positions)
+            assert numbers(drawn.table) == [r["numbers"] for r in expected]
+            assert rollouts_of(drawn.rows) == [r["rows"] for r in expected]
+            scramble(drawn.rows.columns)
+        elif len(buffer):
+            with pytest.raises(ValueError, match="columns differ"):
+                buffer.add(rollouts(2), id_rows([1, 2]))
+        assert buffer.check_valid() == (True, "")
+        assert numbers(buffer.table) == [r["numbers"] for r in twin.rollouts]
+    everything = buffer.draw(np.arange(len(buffer)))
+    assert rollouts_of(everything.rows) == [r["rows"] for r in twin.rollouts]
+
+
+def test_a_stored_rollout_that_is_not_finite_is_noticed():
+    """I10: `select` never stores one; check_valid is the second look."""
+    table = dataclasses.replace(rollouts(2), finite=np.array([True, False]))
+    buffer = RolloutBuffer(capacity=5, seed=0)
+    buffer.add(table, id_rows([0, 1]))
+    assert buffer.check_valid() == (False, "a rollout with NaN or infinity is stored")
