@@ -1,0 +1,1 @@
+"""Tasks, parquet files, rewards and tiny base models for training with verl."""
