@@ -13,7 +13,7 @@ from data_prep.problems import Problem
 
 DATA_SOURCE = "verl_replay/addition"
 ABILITY = "math"
-SUPERVISED_STEPS = 600
+SUPERVISED_STEPS = 1000
 EVAL_K = 8
 
 LOW, HIGH = 100, 999  # both inclusive

@@ -36,7 +36,7 @@ class BaseSettings:
 
     task: str
     seed: int = 0
-    threads: int = 2  # torch's; another number may change the last bits of the weights
+    threads: int = 1  # torch's; with two, any other load on the machine makes them wait for each other, 30 times slower
     eval_problems: int = 256  # held-out problems on which the base policy is measured
     supervised: SupervisedSettings = field(default_factory=SupervisedSettings)
 

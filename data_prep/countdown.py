@@ -14,7 +14,7 @@ from data_prep.problems import Problem
 
 DATA_SOURCE = "verl_replay/countdown"
 ABILITY = "math"
-SUPERVISED_STEPS = 400
+SUPERVISED_STEPS = 700
 EVAL_K = 16
 
 OPERATIONS = {"+": add, "-": sub, "*": mul}
