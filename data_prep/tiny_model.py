@@ -20,7 +20,7 @@ class SupervisedSettings:
     """The supervised start. With the defaults it takes about 50 seconds on one core."""
 
     steps: int = 600  # optimizer steps
-    batch_size: int = 64  # demonstrations a step
+    batch_size: int = 64  # demonstrations a step; many small steps leave the early plateau sooner than few large ones
     demonstrations: int = 20_000  # drawn with replacement, from the training side of the split
     learning_rate: float = 4e-3  # peak
     warmup_steps: int = 50

@@ -83,7 +83,7 @@ def test_a_wrong_number_is_an_error_message_and_not_a_trace(tmp_path, capsys):
 @pytest.mark.parametrize("task", TASKS)
 def test_the_default_recipe_is_the_tasks(task):
     assert make_tiny.supervised_settings(task, None).steps == TASKS[task].SUPERVISED_STEPS
-    assert make_tiny.supervised_settings(task, 2).demonstrations == 256  # two batches of 128
+    assert make_tiny.supervised_settings(task, 2).demonstrations == 128  # two batches of 64
 
 
 def test_equal_settings_make_equal_weights(tmp_path):

@@ -51,6 +51,12 @@ def test_a_response_is_what_the_template_would_write_after_the_prompt(prompt, re
     assert prompt_ids(TOKENIZER, prompt) + response_ids(TOKENIZER, response) + newline == whole
 
 
+def test_role_words_are_text_like_any_other():
+    ids = TOKENIZER.encode("a user asks", add_special_tokens=False)
+    assert len(ids) == len("a ") + 1 + len(" asks")
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "a user asks"
+
+
 def test_other_characters_become_unknown():
     ids = TOKENIZER.encode("9é٧", add_special_tokens=False)
     assert TOKENIZER.convert_ids_to_tokens(ids) == ["9", UNKNOWN, UNKNOWN]

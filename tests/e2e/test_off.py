@@ -29,7 +29,7 @@ def compared(run):
     digits depend on which requests happened to share a batch."""
     frame = run.metrics
     kept = ("critic/", "actor/", "response_length", "prompt_length", "global_seqlen", "training/num_turns")
-    return frame[[name for name in frame if name.startswith(kept) and not name.startswith("actor/perf/")]]
+    return frame[sorted(name for name in frame if name.startswith(kept) and not name.startswith("actor/perf/"))]
 
 
 def test_stock_runs_are_repeatable_and_the_comparison_is_not_empty(stock, stock_again):
@@ -43,7 +43,7 @@ def test_stock_runs_are_repeatable_and_the_comparison_is_not_empty(stock, stock_
 
 
 def test_off_is_stock_to_the_last_digit(stock, off):
-    assert list(off.metrics) == list(stock.metrics)
+    assert set(off.metrics) == set(stock.metrics)
     assert compared(off).equals(compared(stock))
     assert off.weights == stock.weights
     assert not [name for name in off.metrics if "replay" in name]

@@ -386,14 +386,21 @@ def test_o1_rows_that_do_not_divide_are_padded_neutrally(rng):
     assert sum(int(m.sum()) for m in masks) == metrics["replay/trained_tokens"]
 
 
-def test_i5_verls_padding_rows_are_never_stored_drawn_or_counted(rng):
-    """3 groups of 4 in mini-batches of 2 groups: verl itself pads 12 rows to 16."""
-    config = compose_config("replay.ratio=1.0", prompts=3, mini_batch=2)
-    trainer = make_trainer(config)
+@pytest.mark.parametrize("kept", ["zero_variance", "none"])
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_i5_i2_verls_padding_rows_are_never_stored_drawn_counted_or_sent(rng, kept, ratio):
+    """3 groups of 4 in mini-batches of 2 groups: verl itself pads 12 rows to 16. Where it put them all into one
+    mini-batch, that one would have no token to average over."""
+    options = [f"replay.filter={kept}", f"replay.ratio={ratio}", "replay.composition=fresh_anchored"]
+    trainer = make_trainer(compose_config(*options, prompts=3, mini_batch=2))
     seen = run(trainer, [[MIXED, FLAT, MIXED], [MIXED, MIXED, MIXED]], rng)
     assert len(trainer.returned) == 16
-    assert [m["replay/buffer/stored"] for m in seen] == [8, 12]
-    assert seen[1]["replay/fresh/rollouts"] == 12 and seen[1]["replay/draw/rollouts"] == 8
+    survivors = [8, 12] if kept == "zero_variance" else [12, 12]
+    assert [m["replay/fresh/generated"] for m in seen] == [12, 12]
+    assert [m["replay/fresh/rollouts"] for m in seen] == survivors
+    assert [m["replay/buffer/stored"] for m in seen] == (survivors if ratio else [0, 0])
+    assert seen[0]["replay/filter/zero_variance_frac"] == (pytest.approx(1 / 3) if kept == "zero_variance" else 0)
+    assert seen[1]["replay/draw/rollouts"] == ratio * min(survivors)
     for update in trainer.actor_rollout_wg.updates:
         assert not any(key.startswith("pad") for key in update.keys)
         for rank in update.mini_batches:
