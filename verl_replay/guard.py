@@ -23,6 +23,7 @@ from typing import IO
 MARK = "VERL_REPLAY_GUARD"
 TIMED_OUT = 124  # exit status of a command that ran past its time, as of coreutils' timeout
 _SHM = Path("/dev/shm")
+_LOOK_EVERY = 5.0  # seconds between two looks at what is mapped, which costs 60 ms for Ray's and vLLM's processes
 _GRACE = 15.0  # seconds between asking the command to end and ending it
 
 
@@ -65,11 +66,13 @@ def run_guarded(
             start_new_session=True,  # a Ctrl-C reaches this process alone, which ends the others in order
         )
         end = None if timeout is None else time.monotonic() + timeout
-        status = None
+        status, looked = None, -_LOOK_EVERY
         try:
             while status is None and not asked and (end is None or time.monotonic() < end):
                 pids = _marked(mark)
-                segments |= _segments(pids)
+                if time.monotonic() - looked > _LOOK_EVERY:
+                    looked = time.monotonic()
+                    segments |= _segments(pids)
                 tick(pids)
                 try:
                     status = child.wait(interval)
