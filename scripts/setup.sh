@@ -8,7 +8,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 venv="$root/.venv"
 stamp="$venv/.installed"
-lock=requirements/cpu.txt
+lock=scripts/requirements_cpu.txt
 
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
