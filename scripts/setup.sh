@@ -34,7 +34,7 @@ free_kb="$(df -Pk "$root" | awk 'NR == 2 {print $4}')"
 started=$SECONDS
 echo "setup: [1/4] .venv from $("$base" --version)"
 "$base" -m venv "$venv" || fail "python -m venv failed. On Debian: apt-get install python3-venv; then remove .venv and rerun."
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
 pip install --upgrade pip || fail "pip cannot reach a package index. Check the network and pip's own configuration."
 
 echo "setup: [2/4] torch, the build without CUDA (200 MB)"

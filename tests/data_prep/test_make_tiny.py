@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_prep import base_policy, make_tiny
+from data_prep import addition, base_policy, make_tiny
 from data_prep.base_policy import BaseSettings, make_base, random_streams
+from data_prep.problems import draw_problems, is_heldout
 from data_prep.tasks import TASKS
 from data_prep.tiny_model import SupervisedSettings
 from data_prep.tokenizer import prompt_ids
@@ -30,6 +31,22 @@ def test_the_output_folder(quick_output):
     assert "chat_template.jinja" in files
     assert pq.read_metadata(quick_output / "train.parquet").num_rows == 32
     assert pq.read_metadata(quick_output / "heldout.parquet").num_rows == 8
+
+
+def test_the_files_lie_on_their_sides_of_the_split(quick_output):
+    for split, heldout in (("train", False), ("heldout", True)):
+        rows = pq.read_table(quick_output / f"{split}.parquet").to_pylist()
+        terms = [map(int, row["prompt"][0]["content"].removesuffix("=").split("+")) for row in rows]
+        assert {is_heldout(addition.problem_key(*pair)) for pair in terms} == {heldout}
+        assert {row["extra_info"]["split"] for row in rows} == {split}
+
+
+def test_another_seed_makes_other_rows_and_another_model(quick_output, tmp_path):
+    arguments = [*QUICK, "--output", str(tmp_path), "--seed", "1", "--sft-steps", "1"]
+    assert make_tiny.main(arguments) == 0
+    for name in ("train.parquet", "heldout.parquet"):
+        assert (tmp_path / name).read_bytes() != (quick_output / name).read_bytes()
+    assert json.loads((tmp_path / "model" / "base.json").read_text())["identity"]["settings"]["seed"] == 1
 
 
 def test_the_saved_model_and_tokenizer_fit_together(saved_model, saved_tokenizer):
@@ -91,6 +108,29 @@ def test_equal_settings_make_equal_weights(tmp_path):
     make_base(tmp_path / "b", SMALL)
     make_base(tmp_path / "c", replace(SMALL, seed=1))
     assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
+
+
+def test_the_seed_also_decides_the_initial_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(base_policy, "random_streams", lambda seed: random_streams(0))
+    make_base(tmp_path / "a", SMALL)
+    make_base(tmp_path / "b", replace(SMALL, seed=1))
+    assert weights(tmp_path / "a") != weights(tmp_path / "b")
+
+
+def test_it_is_trained_and_measured_on_the_right_sides_of_the_split(tmp_path, monkeypatch):
+    """And the problems it is measured on start with those that make_tiny writes to heldout.parquet."""
+    drawn = []
+
+    def spy(*args, **options):
+        drawn.append(draw_problems(*args, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr(base_policy, "draw_problems", spy)
+    make_base(tmp_path / "a", SMALL)
+    demonstrated, measured = drawn
+    assert not any(is_heldout(problem.key) for problem in demonstrated)
+    assert all(is_heldout(problem.key) for problem in measured)
+    assert measured[:2] == draw_problems(addition, random_streams(0)["heldout"], 2, heldout=True)
 
 
 def test_when_it_is_made_again(tmp_path, monkeypatch):

@@ -248,6 +248,46 @@ def test_i10_o9_a_group_with_nan_is_neither_stored_nor_trained_on(rng, bad):
     assert trainer.rollout_replay.buffer.table.reward.tolist() == MIXED
 
 
+# ---- O10, O11, O15: capacity, reuse, memory --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_o10_rollouts_of_equal_advantage_at_a_tiny_capacity(rng, capacity):
+    trainer = make_trainer(compose_config(f"replay.capacity={capacity}", "replay.ratio=1.0", prompts=2))
+    half = [1.0, 1.0, 0.0, 0.0]  # |A| is the same for all eight
+    seen = run(trainer, [[half, half]] * 3, rng)
+    assert [m["replay/buffer/size"] for m in seen] == [capacity] * 3
+    assert [m["replay/draw/rollouts"] for m in seen] == [0, capacity, capacity]
+    assert [m["replay/buffer/evicted_capacity"] for m in seen] == [8 - capacity, 8, 8]
+    assert trainer.rollout_replay.buffer.table.born.tolist() == [3] * capacity
+
+
+def test_o11_reuse_is_counted_and_logged(rng):
+    """4 rollouts are stored at step 1 and 4 drawn a step; flat groups add nothing, so the same ones come again."""
+    trainer = make_trainer(compose_config("replay.ratio=1.0", "replay.max_age=100", "replay.capacity=4", prompts=1))
+    train_step(trainer, put_batch([MIXED], step=1, rng=rng), 1)
+    transform = trainer.rollout_replay
+    transform.store = lambda survivors, rows: 0  # without inserts
+    for step in range(2, 52):
+        metrics = train_step(trainer, put_batch([MIXED], step=step, rng=rng), step)
+        assert metrics["replay/draw/rollouts"] == 4
+        assert metrics["replay/draw/reuse/mean"] == metrics["replay/draw/reuse/max"] == step - 1
+    assert transform.buffer.table.uses.tolist() == [50] * 4
+
+
+def test_o15_a_stored_rollout_holds_no_more_memory_than_its_own(rng):
+    """One group of 4 in 16 survives, of 1,000 response tokens each: 8 steps store 32 rollouts, not 512."""
+    trainer = make_trainer(compose_config("replay.max_age=100", prompts=16))
+    groups = [MIXED] + [FLAT] * 15
+    run(trainer, [groups] * 8, rng, lengths=[1000] * 64)
+    buffer = trainer.rollout_replay.buffer
+    assert len(buffer) == 32
+    assert buffer.nbytes < 32 * 1000 * (4 + 4) * 1.15 + 32 * 500  # ids and log-probs of int32 and float32, and a table
+    segments = buffer._store._segments
+    arrays = [column.values for segment in segments for column in segment.columns.values()]
+    assert all(array.base is None for array in arrays)  # owned: a view would keep a batch of verl's alive
+
+
 # ---- I7, O3: columns ------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +298,38 @@ def test_i7_rows_carry_the_columns_of_the_update_and_no_others(rng):
     assert set(sent.batch.fields) == UPDATE_COLUMNS
     tensors = {name for name, value in sent.chunks[0].items() if isinstance(value, torch.Tensor)}
     assert tensors == UPDATE_COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("option", "column"),
+    [
+        ("algorithm.rollout_correction.rollout_is=token", "rollout_is_weights"),
+        ("actor_rollout_ref.actor.use_kl_loss=true", "ref_log_prob"),
+    ],
+)
+def test_i7_columns_that_only_some_configurations_read_are_stored_and_replayed(rng, option, column):
+    import transfer_queue as tq
+    from tensordict import TensorDict
+
+    trainer = make_trainer(compose_config("replay.ratio=1.0", option, prompts=1))
+    born = {}
+    for step in (1, 2):
+        batch = put_batch([MIXED], step=step, rng=rng)
+        ref = torch.nested.as_nested_tensor(
+            [-torch.rand(tag["response_len"]) for tag in batch.tags], layout=torch.jagged
+        )
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id="train", fields=TensorDict({"ref_log_prob": ref}, batch_size=len(batch))
+        )
+        train_step(trainer, batch, step)
+        rows = read_rows(batch.keys, ["input_ids", column])
+        born |= {t.tobytes(): c.tobytes() for t, c in zip(rows["input_ids"], rows[column], strict=True)}
+    sent = trainer.actor_rollout_wg.updates[1]
+    chunk = sent.chunks[0]
+    assert set(sent.batch.fields) == UPDATE_COLUMNS | {column}
+    pairs = zip(chunk["input_ids"].unbind(), chunk[column].unbind(), strict=True)
+    assert [born[t.numpy().tobytes()] for t, _ in pairs] == [c.numpy().tobytes() for c in chunk[column].unbind()]
+    assert sum(key.startswith("replayed-") for key in sent.keys) == 4
 
 
 def test_o3_i7_a_column_missing_on_one_row_is_refused_at_the_border(rng):
