@@ -46,7 +46,7 @@ def demonstrate(problem: Problem, rng: np.random.Generator, *, noise: float = NO
     replaced = rng.random(len(problem.answer)) < noise
     substitutes = rng.integers(0, 10, size=len(problem.answer))
     return "".join(
-        str(new) if swap else digit for digit, swap, new in zip(problem.answer, replaced, substitutes, strict=True)
+        str(other) if swap else digit for digit, swap, other in zip(problem.answer, replaced, substitutes, strict=True)
     )
 
 

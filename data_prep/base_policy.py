@@ -18,11 +18,11 @@ from data_prep.tasks import task_named
 from data_prep.tiny_model import (
     SupervisedSettings,
     measure,
-    new_model,
     parameter_count,
     seeded_torch,
     supervised_batch,
     supervised_start,
+    untrained_model,
 )
 from data_prep.tokenizer import build_tokenizer
 
@@ -105,7 +105,7 @@ def make_base(folder: Path, settings: BaseSettings, *, force: bool = False) -> t
 
 
 def build_base(folder: Path, settings: BaseSettings) -> dict:
-    """Train, measure and save a base policy into a new `folder`; returns its manifest."""
+    """Train, measure and save a base policy into `folder`, which does not exist yet; returns its manifest."""
     start = time.monotonic()
     task, streams = task_named(settings.task), random_streams(settings.seed)
     tokenizer = build_tokenizer()
@@ -116,7 +116,7 @@ def build_base(folder: Path, settings: BaseSettings) -> dict:
     ids, labels = supervised_batch(tokenizer, pairs)
     heldout = draw_problems(task, streams["heldout"], settings.eval_problems, heldout=True)
     with seeded_torch(settings.seed, settings.threads):
-        model = new_model(tokenizer)
+        model = untrained_model(tokenizer)
         losses = supervised_start(model, ids, labels, streams["batches"], settings.supervised)
         accuracy = measure(model, tokenizer, task, heldout, task.EVAL_K)
     model.save_pretrained(folder)

@@ -20,7 +20,7 @@ IGNORED = -100  # label of a token without loss, in transformers
 class SupervisedSettings:
     """The supervised start. With the defaults it takes about 50 seconds on one core."""
 
-    steps: int = 600  # optimizer steps
+    steps: int = 1000  # optimizer steps
     batch_size: int = 64  # demonstrations a step; many small steps leave the early plateau sooner than few large ones
     demonstrations: int = 20_000  # drawn with replacement, from the training side of the split
     learning_rate: float = 4e-3  # peak
@@ -83,7 +83,7 @@ def tiny_config(tokenizer: PreTrainedTokenizerBase) -> Qwen3Config:
     )
 
 
-def new_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
+def untrained_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
     """A model with weights from torch's global generator: call it within seeded_torch."""
     return Qwen3ForCausalLM(tiny_config(tokenizer)).float()
 

@@ -13,12 +13,12 @@ from data_prep.tiny_model import (
     generate,
     learning_rate_share,
     measure,
-    new_model,
     parameter_count,
     seeded_torch,
     supervised_batch,
     supervised_start,
     tiny_config,
+    untrained_model,
 )
 from data_prep.tokenizer import build_tokenizer, prompt_ids
 
@@ -34,7 +34,7 @@ def demonstrations(count=64):
 def trained(settings=QUICK, seed=0, pairs=None):
     ids, labels = demonstrations() if pairs is None else supervised_batch(TOKENIZER, pairs)
     with seeded_torch(seed, threads=1):
-        model = new_model(TOKENIZER)
+        model = untrained_model(TOKENIZER)
         losses = supervised_start(model, ids, labels, np.random.default_rng(seed), settings)
     return model, losses
 
@@ -48,7 +48,7 @@ def by_heart():
 
 def test_config():
     config = tiny_config(TOKENIZER)
-    model = new_model(TOKENIZER)
+    model = untrained_model(TOKENIZER)
     assert config.vocab_size == len(TOKENIZER) == model.get_input_embeddings().weight.shape[0]
     assert model.lm_head.weight is model.get_input_embeddings().weight  # tied
     assert 200_000 <= parameter_count(model) <= 300_000
@@ -72,7 +72,7 @@ def test_the_loss_is_that_of_transformers():
     ids, labels = supervised_batch(TOKENIZER, [("123+456=", "9750"), ("5+7=", "21")])
     mask = (ids != TOKENIZER.pad_token_id).long()
     with seeded_torch(0, threads=1):
-        model = new_model(TOKENIZER)
+        model = untrained_model(TOKENIZER)
         rows = torch.from_numpy(np.random.default_rng(0).integers(0, 2, size=16))
         expected = model(input_ids=ids[rows], attention_mask=mask[rows], labels=labels[rows]).loss.item()
         settings = SupervisedSettings(steps=1, batch_size=16, demonstrations=2)
@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_weights():
 def test_the_seed_decides_the_initial_weights():
     def first_weights(seed):
         with seeded_torch(seed, threads=1):
-            return new_model(TOKENIZER).get_input_embeddings().weight
+            return untrained_model(TOKENIZER).get_input_embeddings().weight
 
     assert torch.equal(first_weights(0), first_weights(0))
     assert not torch.equal(first_weights(0), first_weights(1))
@@ -149,7 +149,7 @@ def test_responses_come_back_in_the_order_of_the_prompts(by_heart):
 def test_a_prompt_gets_the_same_greedy_response_alone_and_beside_a_longer_one():
     prompts = ["5+7=", "123+456=", "9="]
     with seeded_torch(0, threads=1):
-        model = new_model(TOKENIZER).eval()  # a fresh model: its responses hang on every position and mask
+        model = untrained_model(TOKENIZER).eval()  # a fresh model: its responses hang on every position and mask
         together = generate(model, TOKENIZER, prompts, 1, max_new_tokens=12, greedy=True)
         alone = [generate(model, TOKENIZER, [prompt], 1, max_new_tokens=12, greedy=True)[0] for prompt in prompts]
     assert together == alone
@@ -160,7 +160,7 @@ def test_rollouts_are_drawn_from_the_whole_distribution_at_temperature_one():
     would raise it by more than ten standard errors."""
     k = 8000
     with seeded_torch(0, threads=1):
-        model = new_model(TOKENIZER).eval()
+        model = untrained_model(TOKENIZER).eval()
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt_ids(TOKENIZER, "1+1=")])).logits[0, -1]
         texts = generate(model, TOKENIZER, ["1+1="], k, max_new_tokens=1)[0]
