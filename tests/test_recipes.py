@@ -15,6 +15,7 @@ from verl_replay.support import check_config
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted([*ROOT.glob("scripts/*.sh"), *ROOT.glob("recipes/*/*.sh"), ROOT / ".ci/run"])
 RECIPES = sorted(ROOT.glob("recipes/*/*.yaml"))
+PRESETS = sorted(path.stem for path in ROOT.glob("verl_replay/config/replay/*.yaml") if path.stem != "base")
 ADDED = {"hydra", "defaults", "replay"}  # of a recipe's own
 OPEN = {  # keys that verl takes without listing them
     "actor_rollout_ref.model.override_config",
@@ -49,7 +50,7 @@ def test_scripts_parse_and_can_be_run(path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
-@pytest.mark.parametrize("preset", ["off", "filtered", "fresh_anchored", "pooled"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_recipes_compose_with_every_preset_and_are_accepted(path, preset, environment):
     with initialize_config_dir(str(path.parent), version_base=None):
         config = compose(path.stem, overrides=[f"replay={preset}"])
