@@ -12,6 +12,7 @@ import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from tests.verl_batch import compose_config, make_trainer, put_batch, read_rows, train_step
+from verl_replay import support
 from verl_replay.trainers.v1 import ReplayTrainerSync
 
 MIXED, FLAT = [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]
@@ -194,6 +195,20 @@ def test_o16_i8_verls_metrics_describe_the_fresh_batch_alone(rng):
     assert metrics["critic/score/mean"] == 0.25
     replayed = {k for k in metrics if k.startswith("replay/")}
     assert {k: v for k, v in metrics.items() if k not in replayed} == stock_metrics
+
+
+@pytest.mark.parametrize("estimator", support.GROUP_RELATIVE)
+def test_every_accepted_estimator_gives_one_advantage_a_rollout(rng, estimator):
+    trainer = make_trainer(compose_config(f"algorithm.adv_estimator={estimator}", "replay.ratio=1.0", prompts=2))
+    seen = run(trainer, [[MIXED, FLAT], [MIXED, FLAT]], rng)
+    assert [m["replay/draw/rollouts"] for m in seen] == [0, 4]
+    table = trainer.rollout_replay.buffer.table
+    assert (np.abs(table.advantage) > 0).all() and (np.sign(table.advantage) == np.where(table.reward > 0, 1, -1)).all()
+    chunk = trainer.actor_rollout_wg.updates[1].chunks[0]
+    for row, mask in zip(chunk["advantages"].unbind(), chunk["loss_mask"].unbind(), strict=True):
+        assert (
+            len(set(row[mask > 0].tolist())) <= 1
+        )  # the number that it is drawn by is the one that it is trained with
 
 
 # ---- I4, O7, O17, O19, O20, I10: ages, empty buffers, no survivors, NaN ---------------------------------------------
