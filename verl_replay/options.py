@@ -83,16 +83,16 @@ class ReplayOptions:
         return _function(kind, getattr(self, kind))
 
 
-# option -> (least value, whole number?, what it is)
+# option -> (least value, whole number?, what to set instead)
 _NUMBERS: dict[str, tuple[float, bool, str]] = {
-    "ratio": (0, False, "stored rollouts a fresh survivor; 0 replays nothing, the paper uses 0.5"),
-    "max_age": (0, True, "trainer steps; 0 replays nothing, the paper uses 10"),
-    "capacity": (1, True, "rollouts; the paper uses 30000; to replay nothing use replay=filtered or replay=off"),
-    "warmup_steps": (0, True, "trainer steps; 0 replays from the second step on, the paper uses 20"),
+    "ratio": (0, False, "0.5 as the paper does (stored rollouts a fresh survivor); 0 replays nothing"),
+    "max_age": (0, True, "10 as the paper does (trainer steps); 0 replays nothing"),
+    "capacity": (1, True, "30000 as the paper does (rollouts); to replay nothing use replay=filtered or replay=off"),
+    "warmup_steps": (0, True, "20 as the paper does (trainer steps); 0 replays from the second step on"),
     "seed": (0, True, "any whole number from 0"),
-    "priority_exponent": (0, False, "alpha; 0 draws uniformly, the paper uses 0.5"),
-    "priority_eps": (0, False, "0 never draws a rollout of priority 0, the paper uses 1e-6"),
-    "diagnostics_every": (0, True, "trainer steps; 0 never measures"),
+    "priority_exponent": (0, False, "0.5 as the paper does (alpha); 0 draws uniformly"),
+    "priority_eps": (0, False, "1e-6 as the paper does; 0 never draws a rollout of priority 0"),
+    "diagnostics_every": (0, True, "10, say (trainer steps); 0 never measures"),
 }
 
 
