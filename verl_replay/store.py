@@ -91,14 +91,12 @@ class _Segment:
     rollouts: np.ndarray  # (N + 1,) row offsets of all rollouts appended
     live: np.ndarray  # (K,) int64, ascending: which of them are still stored
 
-    def rows(self, local: np.ndarray) -> np.ndarray:
-        return expand(self.rollouts, self.live[local])
-
     def gather(self, local: np.ndarray) -> Rows:
-        rows = self.rows(local)
+        chosen = self.live[local]
+        rows = expand(self.rollouts, chosen)
         return Rows(
             {name: column.take(rows) for name, column in self.columns.items()},
-            offsets_of(np.diff(self.rollouts)[self.live[local]]),
+            offsets_of(np.diff(self.rollouts)[chosen]),
         )
 
     @property

@@ -90,14 +90,12 @@ def to_ragged(column: torch.Tensor) -> Ragged:
 
 def to_nested(column: Ragged) -> torch.Tensor:
     """Ragged -> (rows, jagged) nested tensor, as verl's agent loop writes it."""
-    lengths = column.lengths
+    least, greatest = (int(f(column.lengths)) if len(column) else 0 for f in (np.min, np.max))
     return torch.nested.nested_tensor_from_jagged(
         torch.from_numpy(column.values),
         torch.from_numpy(column.offsets),
-        min_seqlen=int(lengths.min()) if len(lengths) else 0,
-        max_seqlen=int(lengths.max())
-        if len(lengths)
-        else 0,  # unknown, torch would pad every row to the length of all together
+        min_seqlen=least,
+        max_seqlen=greatest,  # where torch does not know it, it pads every row to the length of all together
     )
 
 

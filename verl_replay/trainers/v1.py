@@ -93,12 +93,14 @@ class ReplayMixin:
         if layout is None:
             logger.warning("verl_replay: step %d has no survivors; the policy is not updated", self.global_steps)
             metrics.update(names.update(updates=0, null_rows=0, trained_tokens=0))
-        elif untouched:  # nothing dropped, nothing padded, nothing drawn: the stock update on the stock batch
-            metrics.update(names.update(layout.updates, null_rows=0, trained_tokens=int(fresh.table.tokens.sum())))
+            return batch
+
+        tokens = int(fresh.table.tokens[chosen.trained].sum() + chosen.replayed.table.tokens.sum())
+        nulls = 0 if untouched else layout.null_rows
+        metrics.update(names.update(layout.updates, null_rows=nulls, trained_tokens=tokens))
+        if untouched:  # nothing dropped, nothing padded, nothing drawn: the stock update on the stock batch
             super()._update_actor(batch, metrics)
         else:
-            tokens = fresh.table.tokens[chosen.trained].sum() + chosen.replayed.table.tokens.sum()
-            metrics.update(names.update(layout.updates, null_rows=layout.null_rows, trained_tokens=int(tokens)))
             with self._composed(batch, fresh, chosen, layout, metrics) as composed:
                 with _batch_sizes(self.actor_rollout_wg, layout):
                     super()._update_actor(composed, metrics)
