@@ -28,14 +28,14 @@ if [ -z "$base" ]; then
     done
 fi
 [ -n "$base" ] || fail "needs Python 3.11, found $(python3 --version 2>&1 || echo none). Install python3.11 and python3.11-venv, or set PYTHON_BASE."
-# vLLM's CPU build links to libnuma, which no Python package brings.
-if ! "$base" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
+# vLLM's CPU build links to libnuma and compiles small kernels with g++ as it runs; no Python package brings these.
+if ! "$base" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || ! command -v g++ >/dev/null; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        echo "setup: installing libnuma1, which vLLM needs"
-        { apt-get -qq update && apt-get -qq install -y --no-install-recommends libnuma1 >/dev/null; } \
-            || fail "apt-get install libnuma1 failed (see above). Install it and rerun."
+        echo "setup: installing libnuma1 and g++, which vLLM needs"
+        { apt-get -qq update && apt-get -qq install -y --no-install-recommends libnuma1 g++ >/dev/null; } \
+            || fail "apt-get install libnuma1 g++ failed (see above). Install it and rerun."
     else
-        fail "needs libnuma.so.1, which vLLM links to. On Debian: sudo apt-get install libnuma1, then rerun."
+        fail "needs libnuma.so.1 and g++ for vLLM. On Debian: sudo apt-get install libnuma1 g++, then rerun."
     fi
 fi
 free_kb="$(df -Pk "$root" | awk 'NR == 2 {print $4}')"
