@@ -23,3 +23,12 @@ def transfer_queue():
     yield tq
     tq.close()
     ray.shutdown()
+
+
+@pytest.fixture
+def clear_partition(transfer_queue):
+    """Leaves TransferQueue's partition "train" empty."""
+    yield
+    keys = list((transfer_queue.kv_list("train") or {}).get("train", {}))
+    if keys:
+        transfer_queue.kv_clear(keys=keys, partition_id="train")

@@ -40,7 +40,7 @@ def log(tmp_path):
         line(0, **{VAL: 0.5}),
         step_line(1, drawn=0, age=None),
         step_line(2, drawn=10, age=(1.0, 1, 1)),
-        step_line(3, drawn=30, age=(2.0, 1, 2), **{VAL: 0.75, "replay/ratio/replayed/log_ratio_abs/age_02": 0.1}),
+        step_line(3, drawn=30, age=(2.0, 1, 2), **{VAL: 0.75, "replay/ratio/age_02/log_ratio_abs": 0.1}),
     ]
     path.write_text("\n".join(lines) + "\n" + '{"step":4,"da')  # a step that is being written
     return path

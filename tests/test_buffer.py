@@ -9,7 +9,8 @@ import pytest
 
 from tests.factories import id_rows, make_rows, make_table, numbers, rollouts_of, scramble
 from verl_replay.buffer import RolloutBuffer
-from verl_replay.eviction import age
+from verl_replay.drawing import without_replacement
+from verl_replay.eviction import age, uses
 from verl_replay.priorities import abs_advantage
 from verl_replay.ragged import Ragged
 from verl_replay.samplers import proportional
@@ -23,11 +24,16 @@ def rollouts(count: int, born: int = 1, first_group: int = 0) -> RolloutTable:
     return make_table([[float(i == 0) for i in range(count)]], born=born, first_group=first_group)
 
 
-def holding(count: int, capacity: int = 100) -> RolloutBuffer:
+def holding(count: int, capacity: int = 100, whole_groups: bool = False) -> RolloutBuffer:
     """Rollouts 0, 1, ..., known by their id."""
-    buffer = RolloutBuffer(capacity=capacity, seed=0)
+    buffer = RolloutBuffer(capacity=capacity, seed=0, whole_groups=whole_groups)
     buffer.add(rollouts(count), id_rows(range(count)))
     return buffer
+
+
+def by_advantage(buffer: RolloutBuffer, k: int) -> np.ndarray:
+    log_weight = proportional(abs_advantage(buffer.table), priority_exponent=0.5, priority_eps=1e-6)
+    return without_replacement(log_weight, k, buffer.rng)
 
 
 def ids(buffer: RolloutBuffer) -> list[int]:
@@ -50,6 +56,22 @@ def test_capacity_is_first_in_first_out():
     assert ids(buffer) == [8, 9, 10, 11, 12]
 
 
+def test_the_capacity_evicts_whole_groups():
+    """Capacity 5, groups of 3, 2 and 3. 8 stored: the last 5 are the groups of 2 and 3, and 3 leave. Then one of 2 in
+    place of one of 2; then one of 4 in place of both; then one of 6, which is too large, and nothing is left."""
+    buffer = RolloutBuffer(capacity=5, seed=0, whole_groups=True)
+    assert buffer.add(make_table([[1, 0, 0], [1, 0], [1, 0, 0]]), id_rows(range(8))) == 3
+    assert ids(buffer) == [3, 4, 5, 6, 7]
+    assert buffer.add(rollouts(2, first_group=3), id_rows([8, 9])) == 2
+    assert ids(buffer) == [5, 6, 7, 8, 9]
+    assert buffer.add(rollouts(4, first_group=4), id_rows(range(10, 14))) == 5
+    assert ids(buffer) == [10, 11, 12, 13]
+    assert buffer.add(rollouts(6, first_group=5), id_rows(range(14, 20))) == 10
+    assert ids(buffer) == []
+    assert buffer.add(rollouts(2, first_group=6), id_rows([20, 21])) == 0
+    assert ids(buffer) == [20, 21]
+
+
 @pytest.mark.parametrize("capacity", [1, 2])
 def test_many_rollouts_of_equal_advantage_at_a_small_capacity(capacity):
     """O10: nothing compares payloads, whatever ties. verl's advantages of (1, 1, 0, 0): four of equal size."""
@@ -59,8 +81,7 @@ def test_many_rollouts_of_equal_advantage_at_a_small_capacity(capacity):
     for step in range(5):
         buffer.add(table, id_rows([10 * step + i for i in range(4)]))
         assert ids(buffer) == [10 * step + i for i in range(4 - capacity, 4)]
-        p = abs_advantage(buffer.table, step=1)
-        drawn = buffer.draw(proportional(p, 4, buffer.rng, exponent=0.5, eps=1e-6))
+        drawn = buffer.draw(by_advantage(buffer, 4))
         assert sorted(drawn.rows.columns["id"].values.tolist()) == ids(buffer)
 
 
@@ -70,11 +91,12 @@ def test_a_capacity_below_1_is_refused(capacity):
         RolloutBuffer(capacity=capacity, seed=0)
 
 
+@pytest.mark.parametrize("whole_groups", [False, True])
 @pytest.mark.parametrize("capacity", [2, 100])
 @pytest.mark.parametrize("fault", ["columns", "length", "entries too many", "entries too few"])
-def test_what_does_not_fit_is_refused_and_nothing_changes(fault, capacity):
+def test_what_does_not_fit_is_refused_and_nothing_changes(fault, capacity, whole_groups):
     """O3, I7. Also past the capacity, where some of what is added leaves at once."""
-    buffer = holding(2, capacity)
+    buffer = holding(2, capacity, whole_groups)
     before = numbers(buffer.table), buffer.nbytes, buffer.rng.bit_generator.state
     table, rows = rollouts(3), id_rows([7, 8, 9])
     if fault == "columns":
@@ -119,11 +141,23 @@ def test_a_draw_does_not_consume_and_is_a_copy():
     assert buffer.table.born.tolist() == [1, 1, 1, 1]
 
 
+def test_repeats_in_a_draw_are_counted_and_copied():
+    """With replacement: 2, 0, 2, 2 is three uses of 2; every copy says so, and no copy is another's."""
+    buffer = holding(4)
+    drawn = buffer.draw(np.array([2, 0, 2, 2]))
+    assert drawn.rows.columns["id"].values.tolist() == [2, 0, 2, 2]
+    assert drawn.table.uses.tolist() == [3, 1, 3, 3]
+    assert buffer.table.uses.tolist() == [1, 0, 3, 0]
+    drawn.rows.columns["id"].values[0] = drawn.table.uses[0] = 77
+    assert drawn.rows.columns["id"].values.tolist() == [77, 0, 2, 2]
+    assert buffer.draw(np.array([2])).table.uses.tolist() == [4]
+
+
 def test_50_draws_without_inserts_are_counted():
     """O11: capacity 4, two a draw: 100 uses, and each draw says how often its rollouts have been used, itself in."""
     buffer, uses = holding(4, capacity=4), np.zeros(4, dtype=int)
     for _ in range(50):
-        positions = proportional(abs_advantage(buffer.table, step=1), 2, buffer.rng, exponent=0.5, eps=1e-6)
+        positions = by_advantage(buffer, 2)
         uses[positions] += 1
         assert buffer.draw(positions).table.uses.tolist() == uses[positions].tolist()
     assert buffer.table.uses.tolist() == uses.tolist()
@@ -173,9 +207,9 @@ def test_the_generator_is_the_seeds_own():
 
 
 def test_nbytes_is_of_the_columns_and_the_table_and_falls_with_eviction():
-    """A table's entry: seven numbers of 8 bytes and a flag."""
+    """A table's entry: nine numbers of 8 bytes and a flag."""
     buffer = holding(100)
-    assert buffer.nbytes == buffer._store.nbytes + 100 * (7 * 8 + 1)
+    assert buffer.nbytes == buffer._store.nbytes + 100 * (9 * 8 + 1)
     full = buffer.nbytes
     buffer.keep(np.arange(100) >= 90)
     assert buffer.nbytes < 0.15 * full
@@ -197,6 +231,7 @@ def test_keep_of_all_changes_nothing():
         (lambda b: setattr(b, "capacity", 2), "3 rollouts exceed the capacity 2"),
         (lambda b: b.table.uses.__setitem__(1, -1), "a use count is negative"),
         (lambda b: b.table.finite.__setitem__(2, False), "NaN or infinity"),
+        (lambda b: b.table.stored_at.__setitem__(1, 5), "not in order of storing"),
     ],
 )
 def test_check_valid_says_what_is_wrong(fault, message):
@@ -213,8 +248,8 @@ def test_check_valid_says_what_is_wrong(fault, message):
 class NaiveBuffer:
     """The same, as a list of dicts."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.rollouts = capacity, []
+    def __init__(self, capacity: int, whole_groups: bool) -> None:
+        self.capacity, self.whole_groups, self.rollouts = capacity, whole_groups, []
 
     def keep(self, mask) -> int:
         before = len(self.rollouts)
@@ -229,21 +264,31 @@ class NaiveBuffer:
     def add(self, table, rows) -> int:
         pairs = zip(numbers(table), rollouts_of(rows), strict=True)
         self.rollouts += [{"numbers": n, "rows": r} for n, r in pairs]
-        evicted = max(0, len(self.rollouts) - self.capacity)
-        self.rollouts = self.rollouts[evicted:]
+        evicted = 0
+        while len(self.rollouts) > self.capacity:
+            first = self.rollouts.pop(0)["numbers"]["group"]
+            evicted += 1
+            while self.whole_groups and self.rollouts and self.rollouts[0]["numbers"]["group"] == first:
+                self.rollouts.pop(0)
+                evicted += 1
         return evicted
 
 
+@pytest.mark.parametrize("whole_groups", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_random_operations_equal_a_list_of_dicts(seed):
+def test_random_operations_equal_a_list_of_dicts(seed, whole_groups):
+    """Adding whole steps of several groups, eviction by age, by uses and at random, draws that repeat, refusals."""
     rng = np.random.default_rng(seed)
     capacity = int(rng.choice([1, 7, 40, 1000]))
-    buffer, twin, step = RolloutBuffer(capacity=capacity, seed=seed), NaiveBuffer(capacity), 1
-    for _ in range(50):
-        operation = rng.choice(["add", "add", "age", "keep", "draw", "draw", "refused"])
+    buffer = RolloutBuffer(capacity=capacity, seed=seed, whole_groups=whole_groups)
+    twin, step, groups = NaiveBuffer(capacity, whole_groups), 1, 0
+    for _ in range(60):
+        operation = rng.choice(["add", "add", "age", "uses", "keep", "draw", "draw", "refused"])
         if operation == "add":
-            count = int(rng.choice([0, 1, 2, 5, 50]))
-            table, rows = rollouts(count, born=step), make_rows(rng, count, max_tokens=3)
+            sizes = rng.integers(1, 6, size=rng.choice([0, 1, 2, 9])).tolist()
+            table = make_table([[1.0] * size for size in sizes], born=step, first_group=groups).stored(step)
+            groups += len(sizes)
+            rows = make_rows(rng, len(table), max_tokens=3)
             assert buffer.add(table, rows) == twin.add(table, rows)
             scramble(rows.columns)
         elif operation == "age":
@@ -251,16 +296,20 @@ def test_random_operations_equal_a_list_of_dicts(seed):
             mask = age(buffer.table, step=step, max_age=5)
             assert mask.tolist() == [step - r["numbers"]["born"] <= 5 for r in twin.rollouts]
             assert buffer.keep(mask) == twin.keep(mask)
+        elif operation == "uses":
+            mask = uses(buffer.table, max_uses=3)
+            assert mask.tolist() == [r["numbers"]["uses"] < 3 for r in twin.rollouts]
+            assert buffer.keep(mask) == twin.keep(mask)
         elif operation == "keep":
             mask = rng.random(len(buffer)) < 0.98
             assert buffer.keep(mask) == twin.keep(mask)
-        elif operation == "draw":
-            positions = rng.permutation(len(buffer))[: rng.integers(0, 9)]
+        elif operation == "draw" and len(buffer):
+            positions = rng.integers(0, len(buffer), size=rng.integers(0, 9))
             drawn, expected = buffer.draw(positions), twin.draw(positions)
             assert numbers(drawn.table) == [r["numbers"] for r in expected]
             assert rollouts_of(drawn.rows) == [r["rows"] for r in expected]
             scramble(drawn.rows.columns)
-        elif len(buffer):
+        elif operation == "refused" and len(buffer):
             with pytest.raises(ValueError, match="columns differ"):
                 buffer.add(rollouts(2), id_rows([1, 2]))
         assert buffer.check_valid() == (True, "")

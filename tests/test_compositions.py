@@ -11,20 +11,22 @@ from hypothesis import strategies as st
 
 from tests.factories import make_table, numbers, repeatable
 from verl_replay.compositions import everything_fresh, fresh_anchored, pooled
+from verl_replay.drawing import Draw, without_replacement
 from verl_replay.priorities import abs_advantage, uniform
 from verl_replay.samplers import proportional
 from verl_replay.table import RolloutTable
 
 
 class Recorder:
-    """A draw that takes the last k, latest first, and remembers what it was asked."""
+    """A draw that takes the last k, latest first, of weights 1, 1/2, 1/3, ..., and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[RolloutTable, int]] = []
 
-    def __call__(self, table: RolloutTable, k: int) -> np.ndarray:
+    def __call__(self, table: RolloutTable, k: int) -> Draw:
         self.asked.append((table, k))
-        return np.arange(len(table))[::-1][:k]
+        positions = np.arange(len(table))[::-1][:k]
+        return Draw(positions, 1 / np.arange(1, len(positions) + 1))
 
 
 def rollouts(count: int, born: int = 1) -> RolloutTable:
@@ -58,6 +60,8 @@ def test_fresh_anchored_draws_ratio_times_survivors_rounded_half_up(fresh, ratio
     composition = fresh_anchored(rollouts(fresh), stored, draw, ratio=ratio)
     assert composition.fresh.tolist() == list(range(fresh))  # I2: all of them
     assert composition.stored.tolist() == [9 - i for i in range(drawn)]
+    assert composition.fresh_weight.tolist() == [1] * fresh
+    assert composition.stored_weight.tolist() == [1 / (i + 1) for i in range(drawn)]
     assert [(table is stored, k) for table, k in draw.asked] == [(True, drawn)]
 
 
@@ -106,31 +110,50 @@ def test_pooled_draws_once_from_survivors_and_stored_together(fresh, stored, rat
     drawn_positions = list(range(fresh + stored))[::-1][:drawn]
     assert composition.stored.tolist() == [order[i] for i in drawn_positions if i >= fresh]  # in order of drawing
     assert composition.fresh.tolist() == sorted(i for i in drawn_positions if i < fresh)
+    weight = {position: 1 / (i + 1) for i, position in enumerate(drawn_positions)}
+    assert composition.fresh_weight.tolist() == [weight[i] for i in composition.fresh.tolist()]
+    assert composition.stored_weight.tolist() == [weight[i + fresh] for i in composition.stored.tolist()]
+
+
+def test_pooled_may_repeat_and_each_repeat_keeps_its_weight():
+    """3 fresh, 2 stored, r = 1. Drawn 4, 1, 3, 1, 0, 4 with weights .1 .2 .3 .4 .5 .6: fresh 0, 1, 1 in order and of
+    the two equal ones the first drawn first; stored 1, 0, 1 as drawn."""
+    drawn = Draw(np.array([4, 1, 3, 1, 0, 4]), np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]))
+    composition = pooled(rollouts(3), rollouts(2), lambda table, k: drawn, ratio=1.0)
+    assert composition.fresh.tolist() == [0, 1, 1]
+    assert composition.fresh_weight.tolist() == [0.5, 0.2, 0.4]
+    assert composition.stored.tolist() == [1, 0, 1]
+    assert composition.stored_weight.tolist() == [0.1, 0.3, 0.6]
+
+
+def test_fresh_anchored_may_repeat_stored_rollouts_but_no_fresh_one():
+    drawn = Draw(np.array([1, 1]), np.array([1.0, 0.5]))
+    composition = fresh_anchored(rollouts(4), rollouts(2), lambda table, k: drawn, ratio=0.5)
+    assert composition.fresh.tolist() == [0, 1, 2, 3]
+    assert (composition.stored.tolist(), composition.stored_weight.tolist()) == ([1, 1], [1, 0.5])
+
+
+def by_priority(table: RolloutTable, k: int, *, rng: np.random.Generator, priority=abs_advantage) -> Draw:
+    log_weight = proportional(priority(table), priority_exponent=0.5, priority_eps=1e-6)
+    positions = without_replacement(log_weight, k, rng)
+    return Draw(positions, np.ones(len(positions)))
 
 
 def test_pooled_draws_by_the_arms_priority_from_the_one_pool():
     """Against a draw over the joined priorities from the same generator."""
     survivors, held = make_table([[1, 0, 0, 0]], born=5), make_table([[1, 1, 0], [0, 1]], born=2)
-
-    def draw(table, k, rng):
-        return proportional(abs_advantage(table, step=5), k, rng, exponent=0.5, eps=1e-6)
-
-    composition = pooled(survivors, held, partial(draw, rng=np.random.default_rng(3)), ratio=0.5)
+    composition = pooled(survivors, held, partial(by_priority, rng=np.random.default_rng(3)), ratio=0.5)
     p = np.concatenate([np.abs(survivors.advantage), np.abs(held.advantage)])
-    expected = proportional(p, 6, np.random.default_rng(3), exponent=0.5, eps=1e-6).tolist()
+    log_weight = proportional(p, priority_exponent=0.5, priority_eps=1e-6)
+    expected = without_replacement(log_weight, 6, np.random.default_rng(3)).tolist()
     assert composition.fresh.tolist() == sorted(i for i in expected if i < 4)
     assert composition.stored.tolist() == [i - 4 for i in expected if i >= 4]
 
 
 def test_pooled_leaves_fresh_rollouts_out():
     """10 fresh and 30 stored, uniform, 15 drawn of 40: 15 * 10 / 40 = 3.75 fresh on average, never an anchor of 10."""
-    rng = np.random.default_rng(0)
-    survivors, held = rollouts(10), rollouts(30)
-
-    def draw(table, k):
-        return proportional(uniform(table, step=1), k, rng, exponent=0.5, eps=1e-6)
-
-    counts = []
+    draw = partial(by_priority, rng=np.random.default_rng(0), priority=uniform)
+    survivors, held, counts = rollouts(10), rollouts(30), []
     for _ in range(400):
         composition = pooled(survivors, held, draw, ratio=0.5)
         counts.append(len(composition.fresh))
@@ -148,10 +171,12 @@ def test_no_survivors_no_update(compose):
     composition = compose(RolloutTable.empty(), rollouts(5), draw)
     assert (len(composition.fresh), len(composition.stored)) == (0, 0)
     assert sum(k for _, k in draw.asked) == 0
+    assert (len(composition.fresh_weight), len(composition.stored_weight)) == (0, 0)
     assert composition.fresh.dtype == composition.stored.dtype == np.int64
 
 
 def test_everything_fresh_draws_nothing():
     composition = everything_fresh(rollouts(3))
     assert (composition.fresh.tolist(), composition.stored.tolist()) == ([0, 1, 2], [])
+    assert (composition.fresh_weight.tolist(), composition.stored_weight.tolist()) == ([1, 1, 1], [])
     assert composition.stored.dtype == np.int64

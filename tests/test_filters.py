@@ -13,6 +13,8 @@ from tests.factories import make_table, numbers, repeatable
 from verl_replay import filters
 from verl_replay.table import RolloutTable
 
+ALL = [filters.zero_variance, filters.zero_advantage, filters.none, filters.finite_groups]
+
 
 def with_rewards(rewards, group=None) -> RolloutTable:
     """A table of one group (or of `group`) with these float64 rewards, where a test is about their arithmetic."""
@@ -100,6 +102,49 @@ def test_zero_variance_does_not_look_at_other_groups(groups):
     np.testing.assert_array_equal(filters.zero_variance(make_table(groups)), np.concatenate(alone))
 
 
+def test_zero_advantage_drops_also_the_rollouts_of_the_mean_reward():
+    """(0, .5, 1): advantages (-1, 0, 1). (1, 1, 1) has no variance. (1, 0): the mean .5 is nobody's."""
+    table = make_table([[0, 0.5, 1], [1, 1, 1], [1, 0]])
+    np.testing.assert_allclose(table.advantage[:3], [-1, 0, 1], rtol=1e-5)
+    assert filters.zero_advantage(table).tolist() == [True, False, True] + [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [[0.1, 0.2, 0.3], [0.8, 0.9, 1.0], [8, 8.1, 8.2], [-70.1, -70.2, -70], [999, 1001, 1000], [1e-9, 3e-9, 2e-9]],
+)
+def test_an_advantage_is_zero_up_to_rounding(rewards):
+    """verl's float32 mean may miss the middle reward by a digit, whatever the size of the rewards."""
+    middle = sorted(range(3), key=rewards.__getitem__)[1]
+    assert filters.zero_advantage(make_table([rewards])).tolist() == [i != middle for i in range(3)]
+
+
+def test_an_advantage_of_rounding_alone_by_hand():
+    """(8, 8.1, 8.2): verl's mean is one float32 step, 2^-20, off 8.1; over the standard deviation .1, 9.5e-6."""
+    assert abs(make_table([[8, 8.1, 8.2]]).advantage[1]) == pytest.approx(2**-20 / 0.1, rel=1e-3)
+
+
+def test_a_small_advantage_is_not_zero():
+    """1 of 1,000 correct: |A| of the wrong is .032, of the correct 31.6. Advantages of any scale: 1e-9 of theirs."""
+    table = make_table([[1] + [0] * 999])
+    assert filters.zero_advantage(table).all()
+    assert filters.zero_advantage(dataclasses.replace(table, advantage=1e-9 * table.advantage)).all()
+
+
+def test_zero_advantage_does_not_keep_what_zero_variance_drops():
+    """Noise divided by noise, (0, 0, 0, .11), and the raw reward that verl's GRPO gives a group of one."""
+    table = make_table([[0.7, 0.7, 0.7, 0.7000001], [3]])
+    assert (np.abs(table.advantage[3:]) > 0.1).all()
+    assert not filters.zero_advantage(table).any()
+
+
+@repeatable
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=5))
+def test_of_binary_rewards_zero_advantage_is_zero_variance(groups):
+    table = make_table(groups)
+    np.testing.assert_array_equal(filters.zero_advantage(table), filters.zero_variance(table))
+
+
 def test_none_keeps_every_rollout():
     table = make_table([[1, 1], [0, 0], [1, 0]])
     assert filters.none(table).tolist() == [True] * 6
@@ -119,7 +164,12 @@ def test_one_rollout_that_is_not_finite_drops_its_whole_group(bad):
 def test_finite_groups_keeps_all_that_is_finite():
     assert filters.finite_groups(make_table([[1, 0], [1, 1]])).all()
     assert filters.finite_groups(RolloutTable.empty()).tolist() == []
-    assert filters.zero_variance(RolloutTable.empty()).tolist() == []
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_a_filter_of_nothing(policy):
+    keep = policy(RolloutTable.empty())
+    assert keep.dtype == bool and keep.shape == (0,)
 
 
 def test_finite_groups_drops_a_group_whose_log_probs_alone_are_not_finite():
@@ -129,7 +179,7 @@ def test_finite_groups_drops_a_group_whose_log_probs_alone_are_not_finite():
     assert filters.finite_groups(table).tolist() == [True, True, False, False]
 
 
-@pytest.mark.parametrize("policy", [filters.zero_variance, filters.none, filters.finite_groups])
+@pytest.mark.parametrize("policy", ALL)
 def test_filters_do_not_change_the_table(policy):
     table = make_table([[1, 0], [1, 1]])
     before = numbers(table)

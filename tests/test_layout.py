@@ -35,11 +35,29 @@ def count_within(cell_rows: np.ndarray, first: int, last: int) -> np.ndarray:
 
 
 def test_by_hand():
-    """Fresh 0..3 of 4, 3, 2, 1 tokens; replayed 4, 5 of 6 and 5. Two mini-batches on one rank, to and fro:
-    mini-batch 0 gets 0 and 3 (4 + 1), mini-batch 1 gets 1 and 2 (3 + 2), then one replayed row each."""
+    """Fresh 0..3 of 4, 3, 2, 1 tokens; replayed 4, 5 of 6 and 5. Two mini-batches on one rank. The first lap gives row
+    0 to mini-batch 0 and 1 to 1 (4, 3 tokens); the second its longer, 2, to the lighter, 1 (4 + 1, 3 + 2). Replayed:
+    one each, the longer to the first of two equal ones."""
     layout = deal(np.array([4, 3, 2, 1]), np.array([6, 5]), updates=2, ranks=1)
     assert layout.order.tolist() == [0, 3, 4, 1, 2, 5]
     assert (layout.updates, layout.mini_batch_size, layout.global_batch_size, layout.null_rows) == (2, 3, 3.0, 0)
+
+
+def test_fresh_and_replayed_rows_are_balanced_on_one_account():
+    """Fresh of 9, 1 and replayed of 9, 1 tokens on two ranks: 9 + 1 and 1 + 9. Dealt each by itself, from the first
+    rank on, the long ones would meet: 9 + 9 and 1 + 1."""
+    tokens = np.array([9, 1, 9, 1])
+    layout = deal(tokens[:2], tokens[2:], updates=1, ranks=2)
+    assert layout.order.tolist() == [0, 3, 1, 2]
+    assert tokens[cells(layout, 2)].sum(axis=-1).tolist() == [[10, 10]]
+
+
+def test_the_worst_case_by_hand():
+    """Two ranks, fresh 101, 100, 100, 0, 0 and replayed 100. Laps 101 | 100 and 0 | 100, then the rest, a 0, to rank 0,
+    and the replayed row to rank 1, which has fewer rows: 101 and 300, nearly twice the longest row."""
+    tokens = np.array([101, 100, 100, 0, 0, 100])
+    layout = deal(tokens[:5], tokens[5:], updates=1, ranks=2)
+    assert tokens[cells(layout, 2)].sum(axis=-1).tolist() == [[101, 300]]
 
 
 def test_null_rows_fill_up_by_hand():
@@ -57,19 +75,19 @@ def test_nulls_are_numbered_on():
 
 
 def test_long_and_short_rows_even_out():
-    """8 rows of 8..1 tokens on two ranks, to and fro: 8 + 5 + 4 + 1 = 7 + 6 + 3 + 2 = 18."""
+    """8 rows of 8..1 tokens on two ranks, each lap's longer to the lighter: 8 + 5 + 4 + 1 = 7 + 6 + 3 + 2 = 18."""
     tokens = np.arange(1, 9)
     layout = deal(tokens, np.empty(0), updates=1, ranks=2)
     assert tokens[cells(layout, 2)].sum(axis=-1).tolist() == [[18, 18]]
 
 
 def test_every_third_row_long():
-    """24 rows, every third 400 tokens and the rest 10, in their order on 3 ranks: 3200, 80, 80 tokens. Dealt:
-    within one long row of the fresh and one of the replayed."""
+    """24 fresh and 24 replayed rows, every third 400 tokens and the rest 10, on 3 ranks. In their order one rank would
+    have 16 * 400 = 6400 tokens and the others 160. Dealt, all are within one long row of each other."""
     tokens = np.where(np.arange(24) % 3, 10, 400)
     layout = deal(tokens, tokens, updates=1, ranks=3)
     totals = np.concatenate([tokens, tokens])[cells(layout, 3)].sum(axis=-1)
-    assert np.ptp(totals) <= 2 * 400
+    assert np.ptp(totals) <= 390
 
 
 def test_fewer_rows_than_ranks():
@@ -147,6 +165,65 @@ def test_the_layout_depends_on_its_arguments_alone(sizes):
     np.testing.assert_array_equal(make().order, make().order)
     one_cell = deal(np.ones(fresh), np.ones(replayed), updates=1, ranks=1)
     assert one_cell.order.tolist() == list(range(fresh + replayed))
+
+
+@st.composite
+def tokens_and_cells(draw):
+    """Fresh and replayed lengths, from equal ones to a few long ones, with mini-batches and ranks."""
+    length = draw(st.sampled_from([st.integers(1, 500), st.sampled_from([1, 500]), st.just(7)]))
+    fresh, replayed = draw(st.lists(length, min_size=1, max_size=40)), draw(st.lists(length, max_size=40))
+    return (
+        np.array(fresh),
+        np.array(replayed, dtype=np.int64),
+        draw(st.integers(1, min(len(fresh), 4))),
+        draw(st.integers(1, 4)),
+    )
+
+
+def spread(fresh: np.ndarray, replayed: np.ndarray, updates: int, ranks: int) -> int:
+    """Tokens of the fullest cell less those of the emptiest."""
+    layout = deal(fresh, replayed, updates=updates, ranks=ranks)
+    tokens = np.concatenate([fresh, replayed, [0]])  # a null row, -1, has none
+    return int(np.ptp(tokens[layout.order].reshape(updates * ranks, -1).sum(axis=1)))
+
+
+@repeatable
+@given(tokens_and_cells())
+def test_cells_differ_by_at_most_twice_the_longest_row(case):
+    fresh, replayed, updates, ranks = case
+    assert spread(fresh, replayed, updates, ranks) <= 2 * max(fresh.max(), replayed.max(initial=0))
+
+
+@repeatable
+@given(tokens_and_cells())
+def test_cells_of_full_laps_differ_by_at_most_the_longest_less_the_shortest(case):
+    """Where fresh and replayed rows go all the way round. A lap leaves two cells apart by no more than they were, or
+    than its own rows are: max(|a - b|, ...) of a lighter cell that gets the longer row."""
+    fresh, replayed, updates, ranks = case
+    lap = updates * ranks
+    fresh, replayed = np.resize(fresh, -(-len(fresh) // lap) * lap), replayed[: len(replayed) // lap * lap]
+    within = max(np.ptp(fresh), np.ptp(replayed) if len(replayed) else 0)
+    assert spread(fresh, replayed, updates, ranks) <= within
+
+
+def spread_at_random(fresh, replayed, updates, ranks, rng) -> int:
+    """The same numbers of rows a cell, dealt in random order."""
+    load, cells_ = np.zeros(updates * ranks), np.arange(updates * ranks)
+    for rows, order in ((fresh, cells_), (replayed, np.roll(cells_, -(len(fresh) % len(cells_))))):
+        np.add.at(load, np.resize(order, len(rows)), rng.permutation(rows))
+    return int(np.ptp(load))
+
+
+def test_dealing_is_no_worse_than_chance():
+    """60 updates of 8..200 fresh rows and half as many replayed: within the better half of 40 random deals every time,
+    and better than all 40 nine times of ten."""
+    rng, worse = np.random.default_rng(0), []
+    for _ in range(60):
+        rows, updates, ranks = int(rng.integers(8, 200)), int(rng.integers(1, 5)), int(rng.integers(2, 5))
+        case = rng.integers(1, 500, rows), rng.integers(1, 500, rows // 2), updates, ranks
+        ours = spread(*case)
+        worse.append(sum(spread_at_random(*case, rng) < ours for _ in range(40)))
+    assert max(worse) <= 20 and np.mean(np.array(worse) == 0) > 0.85
 
 
 # ---- verl's own path -------------------------------------------------------------------------------------------------

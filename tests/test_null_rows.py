@@ -7,10 +7,12 @@ import pytest
 import torch
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
+from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_replay.ragged import Ragged
 from verl_replay.store import Rows
+from verl_replay.support import RATIO_LOSSES
 from verl_replay.trainers import columns
 
 NAMES = ("prompts", "responses", "response_mask", "loss_mask", "old_log_probs", "advantages")
@@ -28,7 +30,12 @@ def real_rows(rng: np.random.Generator, lengths: list[int]) -> Rows:
     return Rows(made, np.arange(len(lengths) + 1))
 
 
-def gradient(rows: Rows, log_probs: list[torch.Tensor], real: int, mode: str) -> tuple[float, list[torch.Tensor]]:
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
+def gradient(
+    rows: Rows, log_probs: list[torch.Tensor], real: int, mode: str, loss: str = "vanilla"
+) -> tuple[float, list[torch.Tensor]]:
     """Loss and its gradient to each real row's log-probs, through verl's own loss."""
     data = columns.to_fields(rows)
     config = FSDPActorConfig(
@@ -40,6 +47,7 @@ def gradient(rows: Rows, log_probs: list[torch.Tensor], real: int, mode: str) ->
         clip_ratio_high=0.28,
         clip_ratio_c=10.0,
         loss_scale_factor=16,
+        policy_loss=PolicyLossConfig(loss_mode=loss, dro_beta=1.0),
     )
     for name, value in {
         "dp_size": 1,
@@ -55,29 +63,32 @@ def gradient(rows: Rows, log_probs: list[torch.Tensor], real: int, mode: str) ->
     return float(loss.detach()), [leaf.grad for leaf in leaves]
 
 
-@pytest.mark.parametrize("mode", ["token-mean"])
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("loss_mode", RATIO_LOSSES)
 @pytest.mark.parametrize("nulls", [1, 5])
-def test_i6_null_rows_change_neither_loss_nor_gradient(mode, nulls):
+def test_i6_null_rows_change_neither_loss_nor_gradient(mode, loss_mode, nulls):
     rng = np.random.default_rng(3)
     rows = real_rows(rng, [4, 1, 7])
     with_nulls = Rows.concat([rows, columns.null_rows(nulls, NAMES, token=2)])
     log_probs = [torch.from_numpy(-rng.random(n)).float() for n in columns.sequence_lengths(rows).tolist()]
-    loss, expected = gradient(rows, log_probs, 3, mode)
-    padded_loss, padded = gradient(with_nulls, log_probs, 3, mode)
+    loss, expected = gradient(rows, log_probs, 3, mode, loss_mode)
+    padded_loss, padded = gradient(with_nulls, log_probs, 3, mode, loss_mode)
     assert padded_loss == pytest.approx(loss, rel=1e-6)
     assert any(g.abs().sum() > 0 for g in expected)
     for a, b in zip(expected, padded, strict=True):
         torch.testing.assert_close(a, b)
 
 
-def test_i6_a_null_row_that_carried_loss_would_be_seen():
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_i6_a_null_row_that_carried_loss_would_be_seen(mode):
     rng = np.random.default_rng(3)
     rows = real_rows(rng, [4, 1, 7])
     nulls = columns.null_rows(2, NAMES, token=2)
     spoilt = {
-        name: Ragged(np.ones_like(c.values), c.offsets) if "mask" in name else c for name, c in nulls.columns.items()
+        name: Ragged(np.ones_like(c.values), c.offsets) if "mask" in name or name == "advantages" else c
+        for name, c in nulls.columns.items()
     }
     log_probs = [torch.from_numpy(-rng.random(n)).float() for n in columns.sequence_lengths(rows).tolist()]
-    loss, _ = gradient(rows, log_probs, 3, "token-mean")
-    spoilt_loss, _ = gradient(Rows.concat([rows, Rows(spoilt, nulls.rollouts)]), log_probs, 3, "token-mean")
+    loss, _ = gradient(rows, log_probs, 3, mode)
+    spoilt_loss, _ = gradient(Rows.concat([rows, Rows(spoilt, nulls.rollouts)]), log_probs, 3, mode)
     assert spoilt_loss != pytest.approx(loss, rel=1e-3)

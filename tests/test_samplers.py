@@ -1,183 +1,114 @@
-"""verl_replay.samplers: the law of successive draws without replacement, exactly, and the numbers that it takes."""
+"""verl_replay.samplers: weights by hand, against their formula, and where floats end. The draw is in test_drawing."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import permutations
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.factories import make_table, repeatable
-from verl_replay.priorities import abs_advantage
-from verl_replay.samplers import proportional
+from tests.factories import repeatable
+from verl_replay.samplers import proportional, rank_based
 
-DRAWS = 40_000
-
-
-def law(weights: Sequence[float], k: int) -> dict[tuple[int, ...], float]:
-    """Probability of every ordered draw: w_i over the sum of the weights not drawn yet, one after another.
-
-    Weights 1, 2, 3 and k = 2: P(2, 0) = 3/6 * 1/3 = 1/6.
-    """
-    probabilities = {}
-    for drawn in permutations(range(len(weights)), k):
-        p, left = 1.0, float(sum(weights))
-        for i in drawn:
-            p, left = p * weights[i] / left if left > 0 else 0.0, left - weights[i]
-        probabilities[drawn] = p
-    return probabilities
+BOTH = [partial(proportional, priority_eps=1e-6), rank_based]
+priorities = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e300)), max_size=12)
 
 
-def test_the_law_by_hand():
-    assert law([1, 2, 3], 2)[(2, 0)] == pytest.approx(1 / 6)
-    assert sum(law([1, 2, 3, 4], 3).values()) == pytest.approx(1)
+def weights(log_weight: np.ndarray) -> list[float]:
+    return np.exp(log_weight).tolist()
 
 
-def frequencies(priority, k, *, exponent, eps, seed=0) -> dict[tuple[int, ...], float]:
-    rng, priority = np.random.default_rng(seed), np.array(priority, dtype=np.float64)
-    counts = Counter(tuple(proportional(priority, k, rng, exponent=exponent, eps=eps).tolist()) for _ in range(DRAWS))
-    return {drawn: count / DRAWS for drawn, count in counts.items()}
+# ---- proportional ----------------------------------------------------------------------------------------------------
 
 
-def distance(a: dict, b: dict) -> float:
-    """Largest difference in standard deviations of DRAWS draws (at least that of p = 1/400)."""
-    worst = 0.0
-    for drawn in set(a) | set(b):
-        p, q = a.get(drawn, 0.0), b.get(drawn, 0.0)
-        worst = max(worst, abs(p - q) / np.sqrt(max(p * (1 - p), 1 / 400) / DRAWS))
-    return worst
+def test_proportional_by_hand():
+    """(p + eps)^alpha with eps 1: p = 0, 3, 8 and alpha .5: sqrt(1) = 1, sqrt(4) = 2, sqrt(9) = 3."""
+    log_weight = proportional(np.array([0.0, 3, 8]), priority_exponent=0.5, priority_eps=1.0)
+    assert weights(log_weight) == pytest.approx([1, 2, 3])
 
 
-FAULTS: dict[str, Callable[[np.ndarray, float, float], np.ndarray]] = {
-    "exponent 1": lambda p, exponent, eps: p + eps,
-    "exponent 0": lambda p, exponent, eps: np.ones(len(p)),
-    "exponent doubled": lambda p, exponent, eps: (p + eps) ** (2 * exponent),
-    "no eps": lambda p, exponent, eps: p**exponent,
-    "eps outside the power": lambda p, exponent, eps: p**exponent + eps,
-}
-
-
-@pytest.mark.parametrize(
-    ("groups", "k", "eps"),
-    [
-        ([[1, 0, 0.5]], 2, 0.2),  # |A| 1, 1, 0
-        ([[1, 0, 0.5], [0, 1]], 3, 0.2),  # |A| 1, 1, 0, .71, .71
-    ],
-)
-def test_draws_have_exactly_the_law_of_successive_draws(groups, k, eps):
-    """Every ordered draw within 5 standard deviations, and each fault's law lies more than 10 away."""
-    p, exponent = abs_advantage(make_table(groups), step=1), 0.5
-    right = law((p + eps) ** exponent, k)
-    assert distance(right, frequencies(p, k, exponent=exponent, eps=eps)) < 5
-    for name, weights in FAULTS.items():
-        assert distance(right, law(weights(p, exponent, eps), k)) > 10, name
-
-
-def test_with_the_papers_settings_a_rollout_of_priority_0_is_rare_but_drawn():
-    """eps = 1e-6, alpha = .5: weights .001, 1, 1, so first with probability .001 / 2.001 = 5.0e-4: 20 of 40,000."""
-    first = frequencies([0, 1, 1], 1, exponent=0.5, eps=1e-6)
-    assert 5 < first[(0,)] * DRAWS < 40
-    np.testing.assert_allclose([first[(1,)], first[(2,)]], 0.5, atol=0.0125)  # 5 standard deviations
-
-
-def test_the_first_draw_is_schauls_formula_whatever_follows():
-    """P(i) = w_i / sum w (eq. 1), w = sqrt(0, 1, 4, 9) = 0, 1, 2, 3: 0, 1/6, 1/3, 1/2,
-    whatever is drawn after it."""
-    rates: Counter[int] = Counter()
-    for drawn, rate in frequencies([0, 1, 4, 9], 3, exponent=0.5, eps=0.0).items():
-        rates[drawn[0]] += rate
-    np.testing.assert_allclose([rates[i] for i in range(4)], [0, 1 / 6, 1 / 3, 1 / 2], atol=0.0125)
-
-
-def test_exponent_0_is_uniform():
-    assert distance(law([1, 1, 1], 2), frequencies([1e-9, 1, 1e9], 2, exponent=0.0, eps=1e-6)) < 5
+@repeatable
+@given(st.lists(st.floats(0, 1e3), max_size=8), st.floats(0, 3), st.floats(1e-6, 1))
+def test_proportional_is_schauls_formula(priority, exponent, eps):
+    log_weight = proportional(np.array(priority), priority_exponent=exponent, priority_eps=eps)
+    assert weights(log_weight) == pytest.approx([(p + eps) ** exponent for p in priority])
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
 def test_eps_0_never_draws_priority_0(exponent):
-    """O9. Also with exponent 0, where 0 ** 0 is 1: four are asked for, the two of positive priority are drawn."""
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        drawn = proportional(np.array([0, 1, 0, 2, 0]), 4, rng, exponent=exponent, eps=0.0)
-        assert sorted(drawn.tolist()) == [1, 3]
-    assert len(proportional(np.zeros(3), 2, rng, exponent=exponent, eps=0.0)) == 0
+    """O9. Also with exponent 0, where 0 ** 0 is 1."""
+    log_weight = proportional(np.array([0, 2.0, 0]), priority_exponent=exponent, priority_eps=0.0)
+    assert weights(log_weight) == pytest.approx([0, 2**exponent, 0])
 
 
-def test_all_priorities_0_are_drawn_uniformly_by_eps():
+def test_all_priorities_0_are_alike_by_eps():
     """O9: advantages 0, 0, 0."""
-    assert distance(law([1, 1, 1], 1), frequencies([0, 0, 0], 1, exponent=0.5, eps=1e-6)) < 5
+    log_weight = proportional(np.zeros(3), priority_exponent=0.5, priority_eps=1e-6)
+    assert weights(log_weight) == pytest.approx([1e-3] * 3)
 
 
-@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
-def test_extreme_priorities_keep_their_order(exponent):
-    """(1e300)^2 overflows and (1e-300)^2 is 0 as floats; neither is lost."""
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        assert proportional(np.array([1e-300, 1e300, 1.0]), 3, rng, exponent=exponent, eps=0.0).tolist() == [1, 2, 0]
-        assert proportional(np.array([1e-300, 1e300, 1.0]), 2, rng, exponent=exponent, eps=0.0).tolist() == [1, 2]
+def test_extreme_priorities_are_not_lost():
+    """(1e300)^2 overflows and (1e-300)^2 is 0 as floats; their logarithms are -1381.6 and 1381.6."""
+    log_weight = proportional(np.array([1e-300, 1e300]), priority_exponent=2.0, priority_eps=0.0)
+    np.testing.assert_allclose(log_weight, np.log(10) * np.array([-600, 600]))
 
 
-def test_more_asked_for_than_there_are():
-    """I10."""
-    drawn = proportional(np.array([1.0, 2, 3]), 10, np.random.default_rng(0), exponent=0.5, eps=0.0)
-    assert sorted(drawn.tolist()) == [0, 1, 2]
+# ---- rank_based ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1e-300])
-def test_a_priority_that_is_no_priority_is_refused_and_takes_no_numbers(bad):
-    """O9."""
-    rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="must be finite and >= 0"):
-        proportional(np.array([1, bad, 2]), 1, rng, exponent=0.5, eps=1e-6)
-    assert rng.bit_generator.state == np.random.default_rng(0).bit_generator.state
+def test_rank_based_by_hand():
+    """p = 5, 1, 1, 9: ranks 2, 3.5, 3.5, 1, the two equal ones sharing places 3 and 4. alpha 1: 1/2, 2/7, 2/7, 1."""
+    log_weight = rank_based(np.array([5.0, 1, 1, 9]), priority_exponent=1.0)
+    assert weights(log_weight) == pytest.approx([1 / 2, 2 / 7, 2 / 7, 1])
 
 
-@pytest.mark.parametrize("shape", [(3, 1), ()])
-def test_priorities_of_another_shape_are_refused(shape):
-    """O8."""
-    with pytest.raises(ValueError, match=r"priorities must be \(N,\), got"):
-        proportional(np.ones(shape), 1, np.random.default_rng(0), exponent=0.5, eps=1e-6)
+def test_rank_based_with_an_exponent_by_hand():
+    """Ranks 1..4 and alpha .5: 1, 1 / sqrt 2, 1 / sqrt 3, 1/2."""
+    log_weight = rank_based(np.array([4.0, 3, 2, 0]), priority_exponent=0.5)
+    assert weights(log_weight) == pytest.approx([1, 2**-0.5, 3**-0.5, 1 / 2])
 
 
-priorities_ = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e300)), max_size=12)
+def test_equal_priorities_are_alike_wherever_they_stand():
+    log_weight = rank_based(np.zeros(7), priority_exponent=1.0)
+    assert weights(log_weight) == pytest.approx([1 / 4] * 7)  # mean rank of 1..7
 
 
 @repeatable
-@given(priorities_, st.integers(0, 15), st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([0.0, 1e-6]))
-def test_a_draw_is_different_positions_and_takes_n_numbers_or_none(priority, k, exponent, eps):
-    """I11: N numbers where k and N are positive, else none, so the stream does not depend on the priorities."""
+@given(priorities, st.sampled_from([0.5, 1.0, 3.0]))
+def test_rank_based_is_one_over_the_mean_rank(priority, exponent):
+    """The mean of the places that equal ones take: those greater, and half of the others equal, and one."""
+    rank = [sum(q > p for q in priority) + (sum(q == p for q in priority) + 1) / 2 for p in priority]
+    got = weights(rank_based(np.array(priority), priority_exponent=exponent))
+    assert got == pytest.approx([(1 / r) ** exponent for r in rank])
+
+
+def test_rank_based_looks_at_the_order_alone():
+    """Robust against outliers."""
+    p = np.array([0.1, 0.7, 0.0, 0.4, 0.7])
+    same_order = np.where(p == 0.7, 1e12, p**3)
+    np.testing.assert_array_equal(rank_based(p, priority_exponent=0.7), rank_based(same_order, priority_exponent=0.7))
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", BOTH)
+def test_exponent_0_is_uniform(sampler):
+    assert weights(sampler(np.array([1e-9, 3, 0, 1e9]), priority_exponent=0.0)) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("sampler", BOTH)
+@repeatable
+@given(priorities, st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.randoms(use_true_random=False))
+def test_a_weight_goes_with_its_priority_and_greater_ones_do_not_weigh_less(sampler, priority, exponent, random):
     priority = np.array(priority, dtype=np.float64)
     before = priority.copy()
-    rng, twin = np.random.default_rng(7), np.random.default_rng(7)
-    drawn = proportional(priority, k, rng, exponent=exponent, eps=eps)
-
-    assert drawn.dtype == np.int64
-    assert len(set(drawn.tolist())) == len(drawn) == min(k, int((priority + eps > 0).sum()))
-    assert all(0 <= i < len(priority) for i in drawn.tolist())
+    log_weight = sampler(priority, priority_exponent=exponent)
+    assert log_weight.dtype == np.float64 and log_weight.shape == priority.shape
+    assert np.isfinite(log_weight).all()
     np.testing.assert_array_equal(priority, before)
-    if k and len(priority):
-        twin.exponential(size=len(priority))
-    assert rng.bit_generator.state == twin.bit_generator.state
-
-
-def test_the_same_seed_draws_the_same():
-    """I11."""
-    p = np.random.default_rng(1).random(50)
-    first, second, other = (
-        [proportional(p, 5, rng, exponent=0.5, eps=1e-6).tolist() for _ in range(4)]
-        for rng in map(np.random.default_rng, (3, 3, 4))
-    )
-    assert first == second != other
-    assert first[0] != first[1]
-
-
-@pytest.mark.parametrize(("rollouts", "k"), [(1, 1), (5, 2), (20, 20), (500, 100), (3000, 50)])
-def test_fewer_draws_are_the_first_of_more(rollouts, k):
-    """In order of drawing: the first k of a draw of all."""
-    p = np.random.default_rng(0).random(rollouts)
-    few, all_ = (proportional(p, n, np.random.default_rng(5), exponent=0.5, eps=1e-6).tolist() for n in (k, rollouts))
-    assert few == all_[:k]
+    order = np.array(random.sample(range(len(priority)), len(priority)), dtype=np.int64)
+    np.testing.assert_allclose(sampler(priority[order], priority_exponent=exponent), log_weight[order], rtol=1e-12)
+    assert (np.diff(log_weight[np.argsort(priority, kind="stable")]) >= -1e-9).all()

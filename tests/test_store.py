@@ -338,3 +338,13 @@ def test_random_operations_equal_a_list_of_rollouts(seed):
             scramble(drawn.columns)
         assert len(store) == len(twin)
     assert rollouts_of(everything(store)) == twin
+
+
+def test_append_refuses_a_column_of_another_dtype_and_changes_nothing():
+    store = RolloutStore()
+    store.append(id_rows([1, 2]))
+    floats = Rows({"id": Ragged(np.array([3.0], np.float32), np.arange(2))}, np.arange(2))
+    with pytest.raises(ValueError, match="column id is stored as int64, these rollouts have float32"):
+        store.append(floats)
+    assert len(store) == 2
+    assert store.gather(np.arange(2)).columns["id"].values.tolist() == [1, 2]

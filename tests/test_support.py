@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
-from verl.trainer.ppo.core_algos import AdvantageEstimator
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, AdvantageEstimator
 
 from verl_replay.options import ReplayConfigError, ReplayOptions
-from verl_replay.support import CHECKS, check_config
+from verl_replay.support import _OTHER_LOSSES, CHECKS, RATIO_LOSSES, check_config
 
 ACTOR = "actor_rollout_ref.actor"
 ACCEPTED = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"]  # all that stock verl needs for replay
@@ -47,13 +47,16 @@ def test_stock_verl_with_grpo_and_a_group_size_is_accepted(config):
 
 RULES = [
     # (check, refused, accepted, key named, remedy)
-    ("trainer_generation", {"trainer.use_v1": False}, {"trainer.use_v1": True}, "replay=off"),
     (
         "trainer_mode",
-        {"trainer.v1.trainer_mode": "colocate_async"},
-        {"trainer.v1.trainer_mode": "sync"},
+        {"trainer.v1.trainer_mode": "my_own"},
+        {"trainer.v1.trainer_mode": "my_own", "trainer.use_v1": False},  # V0 has no modes
         "Set trainer.v1.trainer_mode=sync",
     ),
+    *[
+        ("trainer_mode", None, {"trainer.v1.trainer_mode": mode}, "")
+        for mode in ("sync", "colocate_async", "separate_async")
+    ],
     (
         "estimator",
         {"algorithm.adv_estimator": "gae"},
@@ -67,14 +70,34 @@ RULES = [
         {"algorithm.filter_groups.enable": True, "replay.filter": "none"},
         "Set replay.filter=none",
     ),
+    (
+        "filter_groups",
+        {
+            "algorithm.filter_groups.enable": True,
+            "replay.filter": "none",
+            "trainer.v1.sampler.custom_sampler.name": "PromptRolloutQueue",
+        },
+        {"trainer.v1.sampler.custom_sampler.name": "PromptRolloutQueue"},
+        "Remove the custom sampler",
+    ),
+    ("prefix_grouper", {f"{ACTOR}.use_prefix_grouper": True}, {}, f"Set {ACTOR}.use_prefix_grouper=false"),
     ("shuffle", {f"{ACTOR}.shuffle": True}, {f"{ACTOR}.shuffle": False}, f"Set {ACTOR}.shuffle=false"),
     ("strategy", {f"{ACTOR}.strategy": "megatron"}, {f"{ACTOR}.strategy": "fsdp2"}, f"Set {ACTOR}.strategy=fsdp2"),
-    (
-        "loss_mode",
-        {f"{ACTOR}.policy_loss.loss_mode": "gspo"},
-        {f"{ACTOR}.policy_loss.loss_mode": "vanilla"},
-        "Set it to vanilla",
-    ),
+    *[
+        ("loss_mode", {f"{ACTOR}.policy_loss.loss_mode": mode}, {}, why)
+        for mode, why in {
+            "gpg": "no ratio to the log-probs at birth",
+            "geo_mean": "averages over the rows of a micro-batch",
+            "clip_cov": "covariance within a micro-batch",
+            "kl_cov": "covariance within a micro-batch",
+            "bypass_mode": "algorithm.rollout_correction.bypass_mode=true",
+            "my_own": "Set it to vanilla",
+        }.items()
+    ],
+    *[
+        ("loss_mode", None, {f"{ACTOR}.policy_loss.loss_mode": mode}, "")
+        for mode in ("vanilla", "gspo", "sapo", "cispo", "dro", "dppo_tv", "dppo_kl")
+    ],
     (
         "loss_aggregation",
         {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"},
@@ -85,11 +108,34 @@ RULES = [
         ("loss_aggregation", None, {f"{ACTOR}.loss_agg_mode": mode}, "")
         for mode in ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
     ],
+    *[
+        (
+            "importance",
+            {"replay.importance": mode, "algorithm.rollout_correction.bypass_mode": True},
+            {"replay.importance": mode, "algorithm.rollout_correction.rollout_is": "token"},
+            "Set replay.importance=behavior",
+        )
+        for mode in ("proximal", "decoupled")
+    ],
+    ("importance", None, {"replay.importance": "behavior", "algorithm.rollout_correction.bypass_mode": True}, ""),
     (
-        "rollout_correction",
-        {"algorithm.rollout_correction.bypass_mode": True},
-        {"algorithm.rollout_correction.bypass_mode": False, "algorithm.rollout_correction.rollout_is": "token"},
-        "Set algorithm.rollout_correction.bypass_mode=false",
+        "rollout_log_probs",
+        {"replay.importance": "decoupled", "actor_rollout_ref.rollout.calculate_log_probs": False},
+        {"replay.importance": "proximal", "actor_rollout_ref.rollout.calculate_log_probs": False},
+        "Set actor_rollout_ref.rollout.calculate_log_probs=true, or replay.importance=behavior",
+    ),
+    *[
+        ("rollout_log_probs", {key: value, "actor_rollout_ref.rollout.calculate_log_probs": False}, {key: value}, key)
+        for key, value in {
+            "algorithm.rollout_correction.bypass_mode": True,
+            "algorithm.rollout_correction.rollout_is": "token",
+        }.items()
+    ],
+    (
+        "router_replay",
+        {"actor_rollout_ref.rollout.enable_rollout_routing_replay": True},
+        {},
+        "Set it to false",
     ),
     ("distillation", {"distillation.enabled": True}, {"distillation.enabled": False}, "Set distillation.enabled=false"),
 ]
@@ -110,10 +156,14 @@ def test_each_rule_refuses_and_accepts(config, check, refused, accepted, remedy)
     if refused is None:
         return
     (fault,) = faults_of(set_all(config, **refused))
-    ((key, value),) = refused.items()
-    assert key in fault
     assert remedy in fault
-    assert str(value).lower() in fault.lower()  # "got true"
+    for key, value in refused.items():
+        assert key in fault
+        assert str(value).lower() in fault.lower()  # "got true"
+
+
+def test_every_loss_of_verl_is_accepted_or_refused_for_a_reason():
+    assert set(RATIO_LOSSES) | set(_OTHER_LOSSES) == set(POLICY_LOSS_REGISTRY)
 
 
 @pytest.mark.parametrize("name", [estimator.value for estimator in AdvantageEstimator])

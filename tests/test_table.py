@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.factories import make_table, numbers, repeatable, verl_advantages
-from verl_replay.table import RolloutTable, group_statistics
+from verl_replay.table import RolloutTable, group_statistics, reward_share
 
 
 def test_columns_have_the_documented_dtypes():
@@ -21,7 +21,9 @@ def test_columns_have_the_documented_dtypes():
         "reward": "float64",
         "advantage": "float64",
         "group_std": "float64",
+        "reward_share": "float64",
         "born": "int64",
+        "stored_at": "int64",
         "tokens": "int64",
         "uses": "int64",
         "finite": "bool",
@@ -30,7 +32,7 @@ def test_columns_have_the_documented_dtypes():
     assert len(table) == 5
 
 
-@pytest.mark.parametrize("name", ["reward", "advantage", "group_std", "born", "tokens", "uses", "finite"])
+@pytest.mark.parametrize("name", [name for name in vars(RolloutTable.empty()) if name != "group"])
 @pytest.mark.parametrize("shape", [(2,), (3, 1), ()])
 def test_a_column_of_another_shape_is_refused_by_name(name, shape):
     columns = {**vars(make_table([[1, 0, 0]])), name: np.zeros(shape)}
@@ -67,6 +69,15 @@ def test_age_is_step_minus_born():
     assert table.age(9).tolist() == [0, 1, 5]
 
 
+def test_stored_is_the_same_but_for_the_step_and_leaves_the_table():
+    """I5. A fresh rollout is of step 0, before any."""
+    table = make_table([[1, 0, 0]], born=4)
+    before = numbers(table)
+    assert numbers(table.stored(6)) == [{**rollout, "stored_at": 6} for rollout in before]
+    assert table.stored_at.tolist() == [0, 0, 0]
+    assert numbers(table) == before
+
+
 def test_empty_is_the_neutral_element_of_concat():
     table = make_table([[1, 0], [0, 1]])
     assert len(RolloutTable.empty()) == 0
@@ -80,6 +91,51 @@ def test_empty_is_the_neutral_element_of_concat():
 def test_concat_keeps_the_order():
     first, second = make_table([[1, 0, 0]], born=1), make_table([[0, 1]], born=2, first_group=1)
     assert numbers(RolloutTable.concat([first, second])) == numbers(first) + numbers(second)
+
+
+# ---- reward_share ----------------------------------------------------------------------------------------------------
+
+
+def test_reward_share_by_hand():
+    """(1, 0, 0, 0): the 1 is 1 of 4, each 0 is 3 of 4. (.5, 0, .5): 2 of 3 and 1 of 3. A group of one: 1 of 1."""
+    table = make_table([[1, 0, 0, 0], [0.5, 0, 0.5], [7]])
+    assert table.reward_share.tolist() == [1 / 4, 3 / 4, 3 / 4, 3 / 4, 2 / 3, 1 / 3, 2 / 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "share"),
+    [
+        ([0.7, 0.7, 0.7, 0.7000001], [1, 1, 1, 1]),  # 1.2e-7 apart in float32
+        ([1e6, 1e6 + 0.5, 1e6 + 3], [2 / 3, 2 / 3, 1 / 3]),  # 1e-6 of the largest is 1
+        ([1e-12, 0, 0], [1 / 3, 2 / 3, 2 / 3]),  # small is not equal
+        ([-1e6, -1e6 - 0.5, 0], [2 / 3, 2 / 3, 1 / 3]),
+        ([0, 1, 2, 3], [1 / 4] * 4),
+        ([-0.0, 0.0], [1, 1]),
+    ],
+)
+def test_rewards_are_the_same_up_to_rounding(rewards, share):
+    assert reward_share(np.zeros(len(rewards)), np.array(rewards)).tolist() == share
+
+
+def test_reward_share_of_nothing():
+    assert reward_share(np.empty(0, np.int64), np.empty(0)).shape == (0,)
+
+
+@repeatable
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2)), min_size=1, max_size=30))
+def test_reward_share_counts_within_the_group_in_any_order(pairs):
+    group, reward = np.array(pairs).T
+    expected = [pairs.count(pair) / group.tolist().count(pair[0]) for pair in pairs]
+    assert reward_share(group, reward / 3).tolist() == expected
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_not_finite_leaves_the_shares_of_other_groups(bad):
+    """Its own group is dropped by finite_groups; no warning either."""
+    with np.errstate(all="raise"):
+        share = reward_share(np.array([0, 1, 0, 1, 1]), np.array([bad, 1, 1, 0, 0]))
+    assert share[[1, 3, 4]].tolist() == [1 / 3, 2 / 3, 2 / 3]
+    assert ((share > 0) & (share <= 1)).all()
 
 
 # ---- group_statistics ------------------------------------------------------------------------------------------------

@@ -8,12 +8,16 @@ import inspect
 import textwrap
 
 import pytest
+from verl.trainer import main_ppo_v0
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.utils import MetricsAggregator
 from verl.utils import tensordict_utils
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import left_right_2_no_padding
 
 
 def digest(function) -> str:
@@ -63,6 +67,38 @@ RELIED_ON = {
         "prefers mini_batch_size, cuts in order",
     ),
     "ppo_loss": (ppo_loss, "d7c0f8772b44", "the columns that the update reads; what the losses divide by"),
+    "PPOTrainer.step": (
+        PPOTrainer.step,
+        "c583b34f7e91",
+        "several updates a step, aggregated by name, with parameter_sync_step > 1",
+    ),
+    "MetricsAggregator": (MetricsAggregator, "04aa1dff2d28", "sums names that hold sum"),
+    "RayPPOTrainer.fit": (
+        RayPPOTrainer.fit,
+        "b5678ef1a7c0",
+        "_balance_batch after generation; _update_actor's output is logged",
+    ),
+    "RayPPOTrainer._update_actor": (
+        RayPPOTrainer._update_actor,
+        "736c50c68808",
+        "assigns batch sizes, then calls the workers; loss_mask is the response_mask",
+    ),
+    "RayPPOTrainer._balance_batch": (
+        RayPPOTrainer._balance_batch,
+        "b7c960a9913b",
+        "reorders object columns with the rest",
+    ),
+    "RayPPOTrainer._compute_old_log_prob": (
+        RayPPOTrainer._compute_old_log_prob,
+        "37936dd4c6de",
+        "returns old_log_probs as wide as the responses",
+    ),
+    "left_right_2_no_padding": (left_right_2_no_padding, "8b09e2ef9bb5", "takes padding off by attention_mask"),
+    "main_ppo_v0.TaskRunner.run": (
+        main_ppo_v0.TaskRunner.__ray_metadata__.modified_class.run,
+        "d944634cb429",
+        "names RayPPOTrainer as a global",
+    ),
     "make_iterator": (tensordict_utils.make_iterator, "3140cf658b8f", "mini-batches are contiguous without shuffle"),
 }
 

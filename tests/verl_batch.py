@@ -11,6 +11,7 @@ import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import BatchData
 from verl.utils import tensordict_utils as tu
@@ -30,29 +31,30 @@ def compose_config(*overrides: str, group_size: int = 4, prompts: int = 2, mini_
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
         "replay.warmup_steps=0",
+        "data.dataloader_num_workers=0",
     ]
     with initialize_config_module("verl_replay.config", version_base=None):
         return compose("replay_trainer", overrides=[*base, *overrides])
 
 
-def put_batch(
+def rollout_rows(
     rewards: Sequence[Sequence[float]],
     *,
     step: int,
     rng: np.random.Generator,
-    order: Sequence[int] | None = None,
     uids: Sequence[str] | None = None,
     lengths: Sequence[int] | None = None,
     drop: Sequence[str] = (),
-) -> KVBatchMeta:
-    """Put groups of rollouts into partition "train" as verl's agent loop and old-log-prob pass leave them.
+    turns: bool = False,
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Keys and rows of groups of rollouts as verl's agent loop and old-log-prob pass leave them, in order of sessions.
 
     Args:
         rewards: (groups, G). One reward a rollout.
-        order: permutation of the rows: in which the rollouts finished.
         uids: one a group; made up where not given.
         lengths: (rows,) response tokens; drawn from 1..9 where not given.
         drop: columns to leave out.
+        turns: some response tokens come from tools and carry no loss.
     """
     uids = uids or [f"uid{step}x{g}x{rng.integers(1 << 30)}" for g in range(len(rewards))]
     keys, rows = [], []
@@ -62,6 +64,8 @@ def put_batch(
             length = int(lengths[len(rows)]) if lengths is not None else int(rng.integers(1, 10))
             response = torch.from_numpy(rng.integers(3, 50, size=length))
             mask = torch.ones(length, dtype=torch.int64)
+            if turns:
+                mask[1:] = torch.from_numpy(rng.integers(0, 2, size=length - 1))
             score = torch.zeros(length)
             score[-1] = reward
             sequence = torch.cat([prompt, response])
@@ -82,14 +86,45 @@ def put_batch(
                 "num_turns": 2,
             }
             rows.append({name: value for name, value in row.items() if name not in drop})
+    return keys, rows
+
+
+def put_batch(
+    rewards: Sequence[Sequence[float]],
+    *,
+    step: int,
+    rng: np.random.Generator,
+    order: Sequence[int] | None = None,
+    weights_of: int | None = None,
+    **options: Any,
+) -> KVBatchMeta:
+    """Put groups of rollouts into partition "train".
+
+    Args:
+        rewards, step, rng, options: of rollout_rows.
+        order: permutation of the rows: in which the rollouts finished.
+        weights_of: version of the weights that the rollouts began with; step - 1 where not given.
+    """
+    keys, rows = rollout_rows(rewards, step=step, rng=rng, **options)
+    return put_rows(keys, rows, step=step, order=order, weights_of=weights_of)
+
+
+def put_rows(
+    keys: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+    *,
+    step: int,
+    order: Sequence[int] | None = None,
+    weights_of: int | None = None,
+) -> KVBatchMeta:
     order = list(order) if order is not None else list(range(len(rows)))
     keys, rows = [keys[i] for i in order], [rows[i] for i in order]
-    tags = [_tag(row, step) for row in rows]
+    tags = [_tag(row, step, step - 1 if weights_of is None else weights_of) for row in rows]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags)
     return KVBatchMeta(keys=keys, tags=tags, partition_id="train")
 
 
-def _tag(row: dict[str, Any], step: int) -> dict[str, Any]:
+def _tag(row: dict[str, Any], step: int, weights_of: int) -> dict[str, Any]:
     prompt, response = len(row["prompts"]), len(row["responses"])
     return {
         "status": "success",
@@ -97,33 +132,65 @@ def _tag(row: dict[str, Any], step: int) -> dict[str, Any]:
         "response_len": response,
         "seq_len": prompt + response,
         "global_steps": step,
-        "min_global_steps": step - 1,
-        "max_global_steps": step - 1,
+        "min_global_steps": weights_of,
+        "max_global_steps": weights_of,
     }
 
 
+def toy_log_probs(input_ids: torch.Tensor, version: int) -> torch.Tensor:
+    """Log-probs of a made-up policy: at place j that of token j + 1, as verl's workers return them."""
+    after = torch.roll(input_ids, -1).float()
+    return -(0.1 + (after % 7) / 10 + 0.05 * version)
+
+
 class StubWorkers:
-    """Stands for the worker group: cuts what it is given with verl's own dispatch and iterator, and keeps it."""
+    """Stands for the worker group: cuts what it is given with verl's own dispatch and iterator, and keeps it.
+
+    Takes what both trainer generations send: a KVBatchMeta (V1) or a TensorDict (V0).
+    """
 
     def __init__(self, ranks: int = 1) -> None:
         self.ranks = ranks
         self._dispatch_info = {"actor": list(range(ranks))}
         self.updates: list[SimpleNamespace] = []
+        self.version = 0  # of the policy that compute_log_prob uses
 
-    def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
-        chunks = [_meta_to_realdata(chunk) for chunk in BatchData(batch).chunk(self.ranks)]
-        size = batch.extra_info["mini_batch_size"]
+    def _chunks(self, batch: Any) -> list[Any]:
+        chunks = BatchData(batch).chunk(self.ranks)
+        return [_meta_to_realdata(chunk) for chunk in chunks] if isinstance(batch, KVBatchMeta) else list(chunks)
+
+    def update_actor(self, batch: Any) -> dict[str, Any]:
+        chunks = self._chunks(batch)
+        if isinstance(batch, KVBatchMeta):
+            keys, extra = list(batch.keys), dict(batch.extra_info)
+        else:
+            names = ("mini_batch_size", "global_batch_size", "epochs", "temperature")
+            keys, extra = None, {name: tu.get(batch, name) for name in names}
+        size = extra["mini_batch_size"]
         assert size % self.ranks == 0
         cut = [
-            list(tu.make_iterator(chunk, size // self.ranks, epochs=1, seed=1, dataloader_kwargs={"shuffle": False}))
+            list(
+                tu.make_iterator(
+                    chunk, size // self.ranks, epochs=extra["epochs"], seed=1, dataloader_kwargs={"shuffle": False}
+                )
+            )
             for chunk in chunks
         ]
-        self.updates.append(
-            SimpleNamespace(
-                batch=batch, keys=list(batch.keys), extra=dict(batch.extra_info), chunks=chunks, mini_batches=cut
-            )
+        self.updates.append(SimpleNamespace(batch=batch, keys=keys, extra=extra, chunks=chunks, mini_batches=cut))
+        self.version += 1
+        metrics = {"mfu": [0.0], "pg_loss": [1.0]}
+        return {"metrics": metrics} if keys is not None else tu.get_tensordict({}, {"metrics": metrics})
+
+    def compute_log_prob(self, batch: Any) -> Any:
+        rows = [row for chunk in self._chunks(batch) for row in chunk["input_ids"].unbind()]
+        log_probs = torch.nested.as_nested_tensor(
+            [toy_log_probs(row, self.version) for row in rows], layout=torch.jagged
         )
-        return {"metrics": {"mfu": [0.0], "pg_loss": [1.0]}}
+        fields = {"log_probs": log_probs, "entropy": torch.zeros_like(log_probs)}
+        if isinstance(batch, KVBatchMeta):
+            td = TensorDict(fields, batch_size=len(batch))
+            return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=td)
+        return tu.get_tensordict(fields, {"metrics": {"mfu": 0.0}})
 
 
 def train_step(trainer: Any, batch: KVBatchMeta, step: int) -> dict[str, Any]:
@@ -142,7 +209,7 @@ def make_trainer(config: DictConfig, *, ranks: int = 1, cls: type | None = None)
 
     trainer = (cls or ReplayTrainerSync)(config)
     trainer.actor_rollout_wg = StubWorkers(ranks)
-    trainer.tokenizer = SimpleNamespace(eos_token_id=EOS)
+    trainer.tokenizer = SimpleNamespace(eos_token_id=EOS, pad_token_id=0)
     return trainer
 
 

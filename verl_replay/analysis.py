@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 ACCURACY = re.compile(r"val-core/.*/mean@\d+")
-AGE = re.compile(r"replay/ratio/replayed/log_ratio_abs/age_(\d+)")
+AGE = re.compile(r"replay/ratio/age_(\d+)/log_ratio_abs")
 
 
 def read_metrics(path: Path) -> pd.DataFrame:

@@ -25,12 +25,14 @@ class RolloutBuffer:
         capacity: most rollouts kept; the backstop behind age eviction, first in first out.
         seed: of the generator that every draw uses. Nothing else uses it, so arms that share everything else part only
             at their first replayed step.
+        whole_groups: the capacity evicts groups whole, and never keeps one in part.
     """
 
-    def __init__(self, *, capacity: int, seed: int) -> None:
+    def __init__(self, *, capacity: int, seed: int, whole_groups: bool = False) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1 rollout, got {capacity}")
         self.capacity = capacity
+        self.whole_groups = whole_groups
         self.rng = np.random.default_rng(seed)
         self.table = RolloutTable.empty()
         self._store = RolloutStore()
@@ -52,12 +54,12 @@ class RolloutBuffer:
         return int(np.count_nonzero(~mask))
 
     def draw(self, positions: np.ndarray) -> Drawn:
-        """Copies of the rollouts at `positions` ((K,) int64, all different), and count the use of each.
+        """Copies of the rollouts at `positions` ((K,) int64, repeats allowed), and count the uses of each.
 
         A draw does not consume: the rollouts stay stored.
         """
         rows = self._store.gather(positions)
-        self.table.uses[positions] += 1
+        np.add.at(self.table.uses, positions, 1)
         return Drawn(self.table.take(positions), rows)
 
     def add(self, table: RolloutTable, rows: Rows) -> int:
@@ -77,14 +79,15 @@ class RolloutBuffer:
             held = len(rows.rollouts) - 1
             raise ValueError(f"table and rows must hold the same rollouts, got {len(table)} and {held}")
         self._store.check(rows)
-        evicted = max(0, len(table) - self.capacity)
-        if evicted:
-            last = np.arange(evicted, len(table))
-            table, rows = table.take(last), rows.take(last)
-        evicted += self.keep(newest(self.table, capacity=self.capacity - len(table)))  # first make room
+        both = RolloutTable.concat([self.table, table])
+        stays = newest(both, capacity=self.capacity, whole_groups=self.whole_groups)
+        was_stored, is_new = stays[: len(self)], stays[len(self) :]
+        self.keep(was_stored)  # first make room
+        if not is_new.all():
+            rows = rows.take(np.flatnonzero(is_new))
         self._store.append(rows)
-        self.table = RolloutTable.concat([self.table, table])
-        return evicted
+        self.table = both if stays.all() else both.take(stays)
+        return int(np.count_nonzero(~stays))
 
     def check_valid(self) -> tuple[bool, str]:
         """Whether the state holds together, and if not, what is wrong. For tests and after loading."""
@@ -96,6 +99,8 @@ class RolloutBuffer:
             return False, "a use count is negative"
         if not self.table.finite.all():
             return False, "a rollout with NaN or infinity is stored"
+        if (np.diff(self.table.stored_at) < 0).any():
+            return False, "the rollouts are not in order of storing"
         try:
             check_rows(self._store.gather(np.arange(len(self))))
         except ValueError as error:

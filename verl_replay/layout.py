@@ -39,11 +39,26 @@ class Layout(NamedTuple):
         return np.where(null, first + np.cumsum(null) - 1, self.order)
 
 
-def _passes(count: int, cells: np.ndarray) -> np.ndarray:
-    """(count,) cell of each row, in order of length: to and fro, so that long and short even out; a rest goes first."""
-    laps, rest = divmod(count, len(cells))
-    to_and_fro = [cells if lap % 2 == 0 else cells[::-1] for lap in range(laps)]
-    return np.concatenate([*to_and_fro, cells[:rest]])
+def _deal(lengths: np.ndarray, cells: np.ndarray, load: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Deal rows, longest first, a lap of one row a cell at a time: the longest of a lap to the lightest cell.
+
+    Args:
+        lengths: (count,) int, tokens of each row.
+        cells: (cells,) in the order in which a rest, less than a lap, is given out.
+        load: (cells,) tokens that each cell holds already; counted on in place.
+
+    Returns:
+        Two (count,) int64: the rows, longest first, and the cell of each.
+    """
+    rows = np.argsort(-lengths, kind="stable")
+    cell = np.empty(len(rows), dtype=np.int64)
+    for start in range(0, len(rows), len(cells)):
+        lap = rows[start : start + len(cells)]
+        given = cells[: len(lap)]
+        lightest_first = given[np.argsort(load[given], kind="stable")]
+        cell[start : start + len(lap)] = lightest_first
+        load[lightest_first] += lengths[lap]
+    return rows, cell
 
 
 def deal(
@@ -51,9 +66,10 @@ def deal(
 ) -> Layout:
     """Deal rows over (mini-batch, rank) cells: fresh, replayed and all rows evenly, each to within one row a cell.
 
-    Rows are dealt from long to short, to and fro over the cells, which also evens out the tokens. The replayed rows
-    begin where the fresh ones stopped, and mini-batches change faster than ranks, so every mini-batch has a fresh row
-    whenever there are at least `updates` of them.
+    Rows are dealt from long to short, each lap's longest to the cell with fewest tokens, fresh and replayed on one
+    account: two cells differ by at most the longest row, or twice that where a last lap does not go all the way round.
+    The replayed rows begin where the fresh ones stopped, and mini-batches change faster than ranks, so every mini-batch
+    has a fresh row whenever there are at least `updates` of them.
 
     Args:
         fresh_lengths: (F,) int, tokens of each fresh row.
@@ -71,11 +87,12 @@ def deal(
     if updates > fresh + replayed:
         raise ValueError(f"{updates} mini-batches need at least as many rows, got {fresh} fresh + {replayed} replayed")
     cells = np.arange(updates * ranks)  # cell c: mini-batch c % updates, rank c // updates
-    rest = fresh % len(cells)
-    longest_first = np.argsort(-np.asarray(fresh_lengths), kind="stable")
-    longest_first_replayed = fresh + np.argsort(-np.asarray(replayed_lengths), kind="stable")
-    row = np.concatenate([longest_first, longest_first_replayed])
-    cell = np.concatenate([_passes(fresh, cells), _passes(replayed, np.roll(cells, -rest))])
+    load = np.zeros(len(cells), dtype=np.int64)
+    longest_first, cell = _deal(np.asarray(fresh_lengths, dtype=np.int64), cells, load)
+    onwards = np.roll(cells, -(fresh % len(cells)))
+    longest_first_replayed, cell_replayed = _deal(np.asarray(replayed_lengths, dtype=np.int64), onwards, load)
+    row = np.concatenate([longest_first, fresh + longest_first_replayed])
+    cell = np.concatenate([cell, cell_replayed])
 
     rows_per_cell = int(np.bincount(cell, minlength=len(cells)).max())
     rows_per_cell = -(-rows_per_cell // multiple_of) * multiple_of

@@ -22,7 +22,8 @@ def train(config: DictConfig, task_runner_class: Any = None) -> None:
 
     Args:
         config: verl's composed config with the `replay` node.
-        task_runner_class: Ray actor class to run in; ReplayTaskRunner by default.
+        task_runner_class: Ray actor class to run in; by default ReplayTaskRunner, or ReplayTaskRunnerV0 with
+            trainer.use_v1=false.
     """
     try:
         check_config(config)
@@ -34,14 +35,14 @@ def train(config: DictConfig, task_runner_class: Any = None) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    from verl_replay.task_runner import ReplayTaskRunner
+    from verl_replay.task_runner import ReplayTaskRunner, ReplayTaskRunnerV0
 
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     if os.environ.get("DRY_RUN", "0") not in ("", "0"):
         print("verl_replay: the configuration is valid (DRY_RUN: nothing was started)")
         return
-    run_ppo(config, task_runner_class=task_runner_class or ReplayTaskRunner)
+    run_ppo(config, task_runner_class or (ReplayTaskRunner if config.trainer.use_v1 else ReplayTaskRunnerV0))
 
 
 @hydra.main(config_path="config", config_name="replay_trainer", version_base=None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,29 +61,60 @@ class _Column:
     repeated: bool
     dtype: np.dtype  # what comes back
 
-    def take(self, rows: np.ndarray) -> Ragged:
-        if not self.repeated:
-            taken = Ragged(self.values, self.offsets).take(rows)
-            return Ragged(taken.values.astype(self.dtype, copy=False), taken.offsets)
-        lengths = np.diff(self.offsets)[rows]
-        return Ragged(np.repeat(self.values[rows].astype(self.dtype, copy=False), lengths), offsets_of(lengths))
+
+def _collect(columns: Sequence[_Column], rows: Sequence[int], spans: Sequence[tuple[int, int]]) -> Ragged:
+    """Row rows[i] of columns[i], one column of some segments, copied into one array in the dtype they came in.
+
+    Args:
+        spans: (start, stop) of each row among the tokens of its column.
+    """
+    dtype = columns[0].dtype
+    lengths = np.array([stop - start for start, stop in spans], dtype=np.int64)
+    if all([column.repeated for column in columns]):
+        numbers = [column.values[row] for column, row in zip(columns, rows, strict=True)]
+        values = np.repeat(np.array(numbers, dtype=dtype), lengths)
+    else:
+        parts = [
+            np.repeat(column.values[row], stop - start) if column.repeated else column.values[start:stop]
+            for column, row, (start, stop) in zip(columns, rows, spans, strict=True)
+        ]
+        values = np.concatenate(parts, dtype=dtype, casting="unsafe")  # back to the dtype they were narrowed from
+    return Ragged(values, offsets_of(lengths))
 
 
-def _encode(column: Ragged, shared: dict[bytes, np.ndarray]) -> _Column:
-    """A copy of the column that shares nothing with it; equal offsets are kept once a segment (`shared`)."""
+def _encode(column: Ragged, earlier: Sequence[_Column]) -> _Column:
+    """A copy of the column that shares nothing with it. What equals an array of the `earlier` ones is kept once."""
     values, offsets = column.values, column.offsets
-    offsets = shared.setdefault(offsets.tobytes(), offsets.copy())
     lengths = np.diff(offsets)
-    first = np.zeros(len(lengths), values.dtype)
-    first[lengths > 0] = values[offsets[:-1][lengths > 0]]
-    bits = f"u{values.dtype.itemsize}"  # compared as bits: 0.0 and -0.0 differ, NaN equals itself
-    repeated = np.array_equal(np.repeat(first, lengths).view(bits), values.view(bits))
+    filled = lengths > 0
+    first, last = np.zeros((2, len(lengths)), values.dtype)
+    first[filled], last[filled] = values[offsets[:-1][filled]], values[offsets[1:][filled] - 1]
+    repeated = _same_bits(first, last) and _same_bits(np.repeat(first, lengths), values)
     kept = first if repeated else values
     if kept.dtype.kind == "i" and len(kept):
         low, high = int(kept.min()), int(kept.max())
         fits = (t for t in _NARROW if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
         kept = kept.astype(next(fits, kept.dtype))
-    return _Column(np.array(kept), offsets, repeated, values.dtype)
+    return _Column(
+        _once(kept, [other.values for other in earlier]),
+        _once(offsets, [other.offsets for other in earlier]),
+        repeated,
+        values.dtype,
+    )
+
+
+def _once(array: np.ndarray, held: Sequence[np.ndarray]) -> np.ndarray:
+    """The one of `held` that equals it bit for bit, or a copy."""
+    for other in held:
+        if _same_bits(array, other):
+            return other
+    return array.copy()
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether they are equal bit for bit: 0.0 and -0.0 differ, NaN equals itself."""
+    bits = f"u{a.dtype.itemsize}"
+    return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a.view(bits), b.view(bits))
 
 
 @dataclass
@@ -91,23 +123,49 @@ class _Segment:
     rollouts: np.ndarray  # (N + 1,) row offsets of all rollouts appended
     live: np.ndarray  # (K,) int64, ascending: which of them are still stored
 
-    def gather(self, local: np.ndarray) -> Rows:
-        chosen = self.live[local]
-        rows = expand(self.rollouts, chosen)
-        return Rows(
-            {name: column.take(rows) for name, column in self.columns.items()},
-            offsets_of(np.diff(self.rollouts)[chosen]),
-        )
+    @cached_property
+    def _frozen_nbytes(self) -> int:
+        arrays = {id(a): a for c in self.columns.values() for a in (c.values, c.offsets)}
+        return sum(a.nbytes for a in arrays.values()) + self.rollouts.nbytes
 
     @property
     def nbytes(self) -> int:
-        arrays = {id(a): a for c in self.columns.values() for a in (c.values, c.offsets)}
-        return sum(a.nbytes for a in arrays.values()) + self.rollouts.nbytes + self.live.nbytes
+        return self._frozen_nbytes + self.live.nbytes
+
+
+def _gather(rollouts: Sequence[tuple[_Segment, int]]) -> Rows:
+    """The rollouts given as (segment, number among all appended to it), in that order. At least one. Copies.
+
+    What the segments keep once (equal masks, offsets of columns of the response) is worked out once; columns whose
+    numbers are the same share an array.
+    """
+    ranges = [range(segment.rollouts.item(i), segment.rollouts.item(i + 1)) for segment, i in rollouts]
+    rows = [row for of_rollout in ranges for row in of_rollout]
+    owners = [segment for (segment, _), of_rollout in zip(rollouts, ranges, strict=True) for _ in of_rollout]
+    distinct = list({id(segment): segment for segment in owners}.values())
+    spans: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    made: dict[tuple[Any, ...], Ragged] = {}
+    gathered = {}
+    for name in distinct[0].columns:
+        kept = [segment.columns[name] for segment in distinct]
+        columns = [segment.columns[name] for segment in owners]
+        where = tuple(id(column.offsets) for column in kept)
+        if where not in spans:
+            spans[where] = [
+                (column.offsets.item(row), column.offsets.item(row + 1))
+                for column, row in zip(columns, rows, strict=True)
+            ]
+        what = (kept[0].dtype, *where, *(id(column.values) for column in kept))
+        if what not in made:
+            made[what] = _collect(columns, rows, spans[where])
+        gathered[name] = made[what]
+    return Rows(gathered, offsets_of(np.array([len(of_rollout) for of_rollout in ranges])))
 
 
 def _segment(rows: Rows) -> _Segment:
-    shared: dict[bytes, np.ndarray] = {}
-    columns = {name: _encode(column, shared) for name, column in rows.columns.items()}
+    columns: dict[str, _Column] = {}
+    for name, column in rows.columns.items():
+        columns[name] = _encode(column, list(columns.values()))
     count = len(rows.rollouts) - 1
     return _Segment(columns, np.array(rows.rollouts, dtype=np.int64), np.arange(count))
 
@@ -135,7 +193,8 @@ class RolloutStore:
         """Store copies of the rollouts behind those already stored.
 
         Raises:
-            ValueError: the columns are not those already stored, or do not have one entry a row. Nothing is changed.
+            ValueError: the columns or their dtypes are not those already stored, or one does not have an entry for
+                every row. Nothing is changed.
         """
         self.check(rows)
         if len(rows.rollouts) > 1:
@@ -144,12 +203,21 @@ class RolloutStore:
     def check(self, rows: Rows) -> None:
         """Raise ValueError where `append` would."""
         check_rows(rows)
-        if self.names is not None and len(rows.rollouts) > 1 and self.names != frozenset(rows.columns):
+        if not self._segments or len(rows.rollouts) == 1:
+            return
+        if self.names != frozenset(rows.columns):
             raise ValueError(
                 f"columns differ: stored rollouts have {sorted(self.names)}, these have {sorted(rows.columns)}. "
                 "A row that lacks a column would silently switch that column off for its whole batch. Keep the columns "
                 "of a run the same (rollout correction, KL loss), or start with an empty buffer."
             )
+        for name, column in self._segments[0].columns.items():
+            got = rows.columns[name].values.dtype
+            if column.dtype != got:
+                raise ValueError(
+                    f"column {name} is stored as {column.dtype}, these rollouts have {got}. "
+                    "Keep the columns of a run the same, or start with an empty buffer."
+                )
 
     def keep(self, mask: np.ndarray) -> None:
         """Drop the rollouts where `mask` ((N,) bool) is False, and free their memory."""
@@ -162,10 +230,13 @@ class RolloutStore:
             start += len(segment.live)
             if not part.any():
                 continue
+            if part.all():
+                kept.append(segment)
+                continue
             segment.live = segment.live[part]
             total = len(segment.rollouts) - 1
             if total - len(segment.live) > MAX_DEAD * total:
-                segment = _segment(segment.gather(np.arange(len(segment.live))))
+                segment = _segment(_gather([(segment, i) for i in segment.live.tolist()]))
             kept.append(segment)
         self._segments = kept
 
@@ -178,9 +249,9 @@ class RolloutStore:
             raise ValueError(f"positions must be in 0..{len(self) - 1}, got {positions.min()}..{positions.max()}")
         starts = offsets_of(np.array([len(segment.live) for segment in self._segments]))
         owner = np.searchsorted(starts, positions, side="right") - 1
-        order = np.argsort(owner, kind="stable")  # segment by segment, then back into the order asked for
-        parts = [self._segments[s].gather(positions[owner == s] - starts[s]) for s in np.unique(owner).tolist()]
-        return parts[0] if len(parts) == 1 else Rows.concat(parts).take(np.argsort(order, kind="stable"))
+        segments = [self._segments[s] for s in owner.tolist()]
+        within = (positions - starts[owner]).tolist()
+        return _gather([(segment, segment.live.item(i)) for segment, i in zip(segments, within, strict=True)])
 
 
 def check_rows(rows: Rows) -> None:

@@ -13,8 +13,17 @@ from verl_replay.options import ReplayConfigError, ReplayOptions
 
 # Estimators whose advantage is one number a rollout, relative to its group: what |A_i| and the filter mean.
 GROUP_RELATIVE = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo")
-# Losses that take their ratio to old_log_probs, the log-probs at birth.
-RATIO_LOSSES = ("vanilla",)
+# Losses of verl that take their ratio to old_log_probs, the log-probs at birth, and whose sum over rows does not depend
+# on which rows share a micro-batch.
+RATIO_LOSSES = ("vanilla", "gspo", "sapo", "cispo", "dro", "dppo_tv", "dppo_kl")
+_OTHER_LOSSES = {
+    "gpg": "it has no ratio to the log-probs at birth, so stale rollouts would count as fresh",
+    "geo_mean": "it averages over the rows of a micro-batch, null rows included",
+    "clip_cov": "it looks at the covariance within a micro-batch",
+    "kl_cov": "it looks at the covariance within a micro-batch",
+    "bypass_mode": "use loss_mode=vanilla with algorithm.rollout_correction.bypass_mode=true: the same clip",
+}
+MODES = ("sync", "colocate_async", "separate_async")
 
 Check = Callable[[DictConfig, ReplayOptions], str | None]
 
@@ -49,21 +58,12 @@ def _get(config: DictConfig, key: str, default: object = None) -> object:
     return default if value is None else value
 
 
-def trainer_generation(config: DictConfig, options: ReplayOptions) -> str | None:
-    if not _get(config, "trainer.use_v1", True):
-        return (
-            "trainer.use_v1 must be true, got false: replay behind verl's V0 trainer is not supported yet. "
-            "Remove trainer.use_v1=false, or set replay=off."
-        )
-    return None
-
-
 def trainer_mode(config: DictConfig, options: ReplayOptions) -> str | None:
     mode = _get(config, "trainer.v1.trainer_mode")
-    if mode != "sync":
+    if _get(config, "trainer.use_v1", True) and mode not in MODES:
         return (
-            f"trainer.v1.trainer_mode must be sync, got {mode!r}: replay in the other modes is not supported yet. "
-            "Set trainer.v1.trainer_mode=sync, or replay=off."
+            f"trainer.v1.trainer_mode must be one of {', '.join(MODES)}, got {mode!r}: replay has trainers for verl's "
+            "own modes. Set trainer.v1.trainer_mode=sync, or replay=off, or put ReplayMixin before your trainer class."
         )
     return None
 
@@ -89,10 +89,19 @@ def group_size(config: DictConfig, options: ReplayOptions) -> str | None:
 
 
 def filter_groups(config: DictConfig, options: ReplayOptions) -> str | None:
-    if _get(config, "algorithm.filter_groups.enable", False) and options.filter != "none":
+    if not _get(config, "algorithm.filter_groups.enable", False):
+        return None
+    if options.filter != "none":
         return (
             f"algorithm.filter_groups.enable must be false with replay.filter={options.filter}, got true: verl already "
             "drops and refills zero-variance groups. Set replay.filter=none, or algorithm.filter_groups.enable=false."
+        )
+    if queue := _get(config, "trainer.v1.sampler.custom_sampler.name"):
+        return (
+            "algorithm.filter_groups.enable=true (with replay.filter=none) has no effect with "
+            f"trainer.v1.sampler.custom_sampler.name={queue}: "
+            "verl hands it to its own queue only. Remove the custom sampler, or set "
+            "algorithm.filter_groups.enable=false and replay.filter=zero_variance."
         )
     return None
 
@@ -119,9 +128,10 @@ def strategy(config: DictConfig, options: ReplayOptions) -> str | None:
 def loss_mode(config: DictConfig, options: ReplayOptions) -> str | None:
     mode = _get(config, "actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla")
     if mode not in RATIO_LOSSES:
+        why = _OTHER_LOSSES.get(str(mode), "it is not known to take its ratio to the log-probs at birth")
         return (
             f"actor_rollout_ref.actor.policy_loss.loss_mode must be one of {', '.join(RATIO_LOSSES)}, got {mode!r}: "
-            "other losses are not tested with replay yet. Set it to vanilla, or replay=off."
+            f"{why}. Set it to vanilla, or replay=off."
         )
     return None
 
@@ -137,11 +147,57 @@ def loss_aggregation(config: DictConfig, options: ReplayOptions) -> str | None:
     return None
 
 
-def rollout_correction(config: DictConfig, options: ReplayOptions) -> str | None:
-    if _get(config, "algorithm.rollout_correction.bypass_mode", False):
+def importance(config: DictConfig, options: ReplayOptions) -> str | None:
+    """Modes proximal and decoupled recompute log-probs, which bypass_mode is there to avoid."""
+    if options.recomputes and _get(config, "algorithm.rollout_correction.bypass_mode", False):
         return (
-            "algorithm.rollout_correction.bypass_mode must be false, got true: it is not supported with replay yet. "
-            "Set algorithm.rollout_correction.bypass_mode=false, or replay=off."
+            f"replay.importance={options.importance} recomputes log-probs at the start of the step, but "
+            "algorithm.rollout_correction.bypass_mode=true takes the ratio to the engine that sampled the tokens. "
+            "Set replay.importance=behavior, or algorithm.rollout_correction.bypass_mode=false."
+        )
+    return None
+
+
+def rollout_log_probs(config: DictConfig, options: ReplayOptions) -> str | None:
+    """What is taken to the log-probs of the engine that sampled the tokens needs them."""
+    if _get(config, "actor_rollout_ref.rollout.calculate_log_probs", False):
+        return None
+    reasons = {
+        "replay.importance=decoupled": (options.importance == "decoupled", "replay.importance=behavior"),
+        "algorithm.rollout_correction.bypass_mode=true": (
+            _get(config, "algorithm.rollout_correction.bypass_mode", False),
+            "algorithm.rollout_correction.bypass_mode=false",
+        ),
+        "algorithm.rollout_correction.rollout_is": (
+            _get(config, "algorithm.rollout_correction.rollout_is") is not None,
+            "algorithm.rollout_correction.rollout_is=null",
+        ),
+    }
+    for what, (wants, remedy) in reasons.items():
+        if wants:
+            return (
+                "actor_rollout_ref.rollout.calculate_log_probs must be true, got false: "
+                f"{what} compares with the log-probs of the engine that sampled the tokens. "
+                f"Set actor_rollout_ref.rollout.calculate_log_probs=true, or {remedy}."
+            )
+    return None
+
+
+def router_replay(config: DictConfig, options: ReplayOptions) -> str | None:
+    if _get(config, "actor_rollout_ref.rollout.enable_rollout_routing_replay", False):
+        return (
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay must be false, got true: the experts that a token "
+            "was routed to are not stored. Set it to false, or replay=off."
+        )
+    return None
+
+
+def prefix_grouper(config: DictConfig, options: ReplayOptions) -> str | None:
+    if _get(config, "actor_rollout_ref.actor.use_prefix_grouper", False):
+        return (
+            "actor_rollout_ref.actor.use_prefix_grouper must be false, got true: it wants the rollouts of a prompt "
+            "side by side, and the layout deals them out. Set actor_rollout_ref.actor.use_prefix_grouper=false, or "
+            "replay=off."
         )
     return None
 
@@ -156,15 +212,17 @@ def distillation(config: DictConfig, options: ReplayOptions) -> str | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    trainer_generation,
     trainer_mode,
     estimator,
     group_size,
     filter_groups,
     shuffle,
+    prefix_grouper,
     strategy,
     loss_mode,
     loss_aggregation,
-    rollout_correction,
+    importance,
+    rollout_log_probs,
+    router_replay,
     distillation,
 )

@@ -8,12 +8,11 @@ buffer         <- survivors, after the draw
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from verl_replay import compositions, filters
+from verl_replay import compositions, drawing, filters
 from verl_replay.buffer import Drawn, RolloutBuffer
 from verl_replay.options import ReplayOptions
 from verl_replay.store import Rows
@@ -25,9 +24,11 @@ class Selection(NamedTuple):
 
     Attributes:
         survivors: (B',) int64, positions among the fresh rollouts that passed the filter.
-        trained: (F,) int64, positions among the fresh rollouts that are trained on; of a fresh-anchored composition all
-            the survivors.
+        trained: (F,) int64, positions among the fresh rollouts that are trained on, ascending; of a fresh-anchored
+            composition all the survivors, of a pooled one with replacement perhaps one twice.
+        trained_weight: (F,) float64, importance-sampling weight of each.
         replayed: the rollouts drawn from the buffer.
+        replayed_weight: (R,) float64.
         rollouts: how many fresh rollouts there were, dropped ones included.
         groups, kept_groups, zero_variance_groups, nonfinite_groups: of these.
         evicted_age: rollouts that the eviction policy removed before the draw.
@@ -35,7 +36,9 @@ class Selection(NamedTuple):
 
     survivors: np.ndarray
     trained: np.ndarray
+    trained_weight: np.ndarray
     replayed: Drawn
+    replayed_weight: np.ndarray
     rollouts: int
     groups: int
     kept_groups: int
@@ -49,12 +52,13 @@ class ReplayTransform:
 
     def __init__(self, options: ReplayOptions) -> None:
         self.options = options
-        self.buffer = RolloutBuffer(capacity=options.capacity, seed=options.seed)
+        whole_groups = options.unit == "group"
+        self.buffer = RolloutBuffer(capacity=options.capacity, seed=options.seed, whole_groups=whole_groups)
         self._filter = options.policy("filter")
-        self._evict = partial(options.policy("eviction"), max_age=options.max_age)
+        self._evict = options.policy("eviction")
         self._priority = options.policy("priority")
-        self._sample = partial(options.policy("sampler"), exponent=options.priority_exponent, eps=options.priority_eps)
-        self._compose = partial(options.policy("composition"), ratio=options.ratio)
+        self._sampler = options.policy("sampler")
+        self._compose = options.policy("composition")
 
     def select(self, fresh: RolloutTable, *, step: int) -> Selection:
         """Decide what the update of `step` trains on. Evicts from the buffer and counts uses; stores nothing yet.
@@ -64,7 +68,7 @@ class ReplayTransform:
             step: t, from 1.
         """
         finite = filters.finite_groups(fresh)
-        keep = finite & _mask("filter", self._filter(fresh), fresh)
+        keep = finite & _mask("filter", self._filter(fresh, step=step), fresh)
         survivors = np.flatnonzero(keep)
 
         evicted = self.buffer.keep(_mask("eviction", self._evict(self.buffer.table, step=step), self.buffer.table))
@@ -76,7 +80,9 @@ class ReplayTransform:
         return Selection(
             survivors=survivors,
             trained=survivors[chosen.fresh],
+            trained_weight=chosen.fresh_weight,
             replayed=replayed,
+            replayed_weight=chosen.stored_weight,
             rollouts=len(fresh),
             groups=groups,
             kept_groups=kept,
@@ -85,23 +91,42 @@ class ReplayTransform:
             evicted_age=evicted,
         )
 
-    def store(self, survivors: RolloutTable, rows: Rows) -> int:
-        """Store this step's survivors, frozen as they were born. Call after `select`, which must not draw them.
+    def store(self, survivors: RolloutTable, rows: Rows, *, step: int) -> int:
+        """Store the survivors of `step`, frozen as they were born. Call after `select`, which must not draw them.
 
         Returns:
             How many rollouts the capacity evicted.
         """
-        return self.buffer.add(survivors, rows)
+        return self.buffer.add(survivors.stored(step), rows)
 
     def _composition(self, survivors: RolloutTable, step: int) -> compositions.Composition:
         if step <= self.options.warmup_steps:
             return compositions.everything_fresh(survivors)
-        rng = self.buffer.rng
+        # An earlier update of this very step may have stored some, at the end of the buffer: those are not drawn yet.
+        earlier = int(np.searchsorted(self.buffer.table.stored_at, step))
+        stored = self.buffer.table if earlier == len(self.buffer) else self.buffer.table.take(np.arange(earlier))
 
-        def draw(table: RolloutTable, k: int) -> np.ndarray:
-            return self._sample(self._priority(table, step=step), k, rng)
+        def draw(table: RolloutTable, k: int) -> drawing.Draw:
+            return drawing.draw(
+                table,
+                k,
+                self.buffer.rng,
+                log_weights=lambda candidates: self._log_weights(candidates, step),
+                whole_groups=self.buffer.whole_groups,
+                replacement=self.options.replacement,
+                importance_sampling_exponent=self.options.importance_sampling_exponent,
+            )
 
-        return self._compose(survivors, self.buffer.table, draw)
+        return self._compose(survivors, stored, draw, step=step)
+
+    def _log_weights(self, table: RolloutTable, step: int) -> np.ndarray:
+        priority = _numbers("priority", self._priority(table, step=step), table)
+        if not (np.isfinite(priority).all() and (priority >= 0).all()):
+            raise ValueError("replay.priority must return finite numbers >= 0, got NaN, infinity or less. Mend it.")
+        log_weight = _numbers("sampler", self._sampler(priority, step=step), table)
+        if np.isnan(log_weight).any() or (log_weight == np.inf).any():
+            raise ValueError("replay.sampler must return logarithms of weights, got NaN or +infinity. Mend it.")
+        return log_weight
 
 
 def _mask(kind: str, mask: np.ndarray, table: RolloutTable) -> np.ndarray:
@@ -112,3 +137,11 @@ def _mask(kind: str, mask: np.ndarray, table: RolloutTable) -> np.ndarray:
             f"replay.{kind} must return a mask (N,) = ({len(table)},) of bool, got {got}. Mend the function."
         )
     return mask
+
+
+def _numbers(kind: str, values: np.ndarray, table: RolloutTable) -> np.ndarray:
+    """The values as (N,) float64, if they are: a policy of the user's may return anything."""
+    values = np.asarray(values, dtype=np.float64)
+    if values.shape != (len(table),):
+        raise ValueError(f"replay.{kind} must return (N,) = ({len(table)},) numbers, got {values.shape}. Mend it.")
+    return values

@@ -60,9 +60,8 @@ def task(tmp_path_factory) -> Path:
 def run_recipe(task, tmp_path_factory):
     """Runs the tiny recipe with overrides, through `module`."""
 
-    def run(name: str, *overrides: str, module: str = "tests.e2e.recording") -> Run:
+    def run(name: str, *overrides: str, module: str = "tests.e2e.recording", steps: int = 4) -> Run:
         folder = tmp_path_factory.mktemp(name)
-        steps = 4
         command = [
             "bash",
             str(ROOT / "recipes/tiny_cpu/run.sh"),

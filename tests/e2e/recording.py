@@ -20,31 +20,37 @@ from transfer_queue import KVBatchMeta
 from verl_replay.main_ppo import train
 from verl_replay.platforms.cpu_environment import fill_environment
 from verl_replay.task_runner import TaskRunner
-from verl_replay.trainers.v1 import ReplayTrainerSync
 
 COLUMNS = ("input_ids", "old_log_probs", "advantages", "response_mask", "loss_mask")
+WEIGHT = "rollout_is_weights"
 FOLDER = Path(os.environ.get("OUTPUT_DIR", ".")) / "records"
 
 
 def _rows(batch: KVBatchMeta) -> list[dict[str, str]]:
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(COLUMNS))
-    unbound = {name: data[name].unbind() for name in COLUMNS}
+    names = [*COLUMNS, *([WEIGHT] if WEIGHT in (batch.fields or ()) else [])]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+    unbound = {name: data[name].unbind() for name in names}
     return [
         {
             "key": key,
-            **{name: f"{unbound[name][i].dtype}:{unbound[name][i].numpy().tobytes().hex()}" for name in COLUMNS},
+            **{name: f"{unbound[name][i].dtype}:{unbound[name][i].numpy().tobytes().hex()}" for name in names},
         }
         for i, key in enumerate(batch.keys)
     ]
 
 
-class RecordingTrainer(ReplayTrainerSync):
+class Recording:
+    """In front of a trainer class with replay."""
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         record = {"step": self.global_steps, "fresh": _rows(batch), "trained": [], "optimizer_steps": 0}
+        for row, tag in zip(record["fresh"], batch.tags, strict=True):
+            row["begun_with"] = tag["min_global_steps"]
         send = self.actor_rollout_wg.update_actor
 
         def update_actor(sent: KVBatchMeta) -> object:
             record["trained"] = _rows(sent)
+            record["ranks"] = self._ranks()
             record["mini_batch_size"] = sent.extra_info["mini_batch_size"]
             record["global_batch_size"] = sent.extra_info["global_batch_size"]
             output = send(sent)
@@ -61,8 +67,8 @@ class RecordingTrainer(ReplayTrainerSync):
 
 
 class RecordingTaskRunner(TaskRunner):
-    def trainer_class(self) -> type:
-        return RecordingTrainer
+    def trainer_class(self, mode: str) -> type:
+        return type("RecordingTrainer", (Recording, super().trainer_class(mode)), {})
 
 
 @hydra.main(config_path=None, config_name=None, version_base=None)

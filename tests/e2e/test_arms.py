@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -22,7 +23,27 @@ def pooled(run_recipe):
     return run_recipe("pooled", "replay=pooled")
 
 
-@pytest.fixture(params=["fresh_anchored", "pooled"])
+@pytest.fixture(scope="module")
+def two_ranks(run_recipe):
+    """Two FSDP workers over gloo, two vLLM replicas; micro-batches of fixed size; two epochs; pooled by sigma_g."""
+    return run_recipe(
+        "two_ranks",
+        "replay=pooled_sigma_g",
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.actor.ppo_epochs=2",
+    )
+
+
+@pytest.fixture(scope="module")
+def decoupled(run_recipe):
+    return run_recipe("decoupled", "replay=decoupled")
+
+
+@pytest.fixture(params=["fresh_anchored", "pooled", "two_ranks"])
 def replayed(request):
     return request.getfixturevalue(request.param)
 
@@ -61,7 +82,7 @@ def test_the_policy_has_moved_from_replayed_rows(replayed):
     drawn = replayed.metrics.loc[replayed.metrics["replay/draw/rollouts"] > 0]
     assert len(drawn) >= 2
     assert (drawn["replay/ratio/replayed/log_ratio_abs"] > 0).all()
-    assert (drawn["replay/ratio/replayed/log_ratio_abs/age_01"].dropna() > 0).all()
+    assert (drawn["replay/ratio/age_01/log_ratio_abs"].dropna() > 0).all()
 
 
 def test_replay_changes_the_policy(replayed, filtered):
@@ -70,6 +91,7 @@ def test_replay_changes_the_policy(replayed, filtered):
 
 def test_i2_optimizer_steps_and_mini_batches(fresh_anchored):
     for record, updates in zip(fresh_anchored.records, fresh_anchored.metrics["replay/updates"], strict=True):
+        assert record["ranks"] == 1
         rows, size = record["trained"], record["mini_batch_size"]
         assert record["optimizer_steps"] == updates == len(rows) // size == 2  # 8 prompts in mini-batches of 4
         real = [row for row in rows if not is_null(row)]
@@ -90,9 +112,7 @@ def test_filtered_trains_on_exactly_the_survivors(filtered):
 
 
 def float_bytes(text: str) -> float:
-    import numpy as np
-
-    return float(np.abs(np.frombuffer(bytes.fromhex(text.partition(":")[2]), np.float32)).max())
+    return float(np.abs(numbers(text)).max())
 
 
 def test_i8_verls_metrics_are_those_of_the_fresh_batch_alone(filtered, fresh_anchored):
@@ -123,3 +143,41 @@ def test_replay_metrics_are_in_the_log(replayed):
 
 def test_log_probs_of_rollout_and_actor_agree(replayed):
     assert (replayed.metrics["training/rollout_probs_diff_max"] < 1e-3).all()
+
+
+def test_i2_two_ranks_of_fsdp_share_every_mini_batch(two_ranks):
+    """A rank holds half of the rows, cut into mini-batches in order; the same decisions as on one rank (dealt anew)."""
+    drawn = 0
+    for record, updates in zip(two_ranks.records, two_ranks.metrics["replay/updates"], strict=True):
+        rows, per_rank = record["trained"], record["mini_batch_size"] // 2
+        assert record["ranks"] == 2 and updates == 2
+        assert record["optimizer_steps"] == 2 * updates  # two epochs
+        assert len(rows) == record["mini_batch_size"] * updates and per_rank % 4 == 0
+        cells = [rows[start : start + per_rank] for start in range(0, len(rows), per_rank)]
+        for kind in (is_replayed, lambda row: not is_replayed(row) and not is_null(row)):
+            shares = [sum(map(kind, cell)) for cell in cells]
+            assert len(shares) == 4 and max(shares) - min(shares) <= 1
+        drawn += sum(map(is_replayed, rows))
+    assert drawn > 0
+
+
+def numbers(text: str) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(text.partition(":")[2]), np.float32)
+
+
+def test_decoupled_recomputes_and_weighs_drawn_rows(decoupled):
+    """Not their birth log-probs, but those of the start of the step; weight min(pi_start / pi_birth, 2) a token. In
+    this run the engine's log-probs are the actor's to about 1e-6, so the ratio to the actor's at birth is the same."""
+    births: dict[str, np.ndarray] = {}
+    moved = 0
+    for record in decoupled.records:
+        for row in record["trained"]:
+            if is_replayed(row):
+                now, birth = numbers(row["old_log_probs"]), births[row["input_ids"]]
+                weight = numbers(row["rollout_is_weights"])
+                np.testing.assert_allclose(weight, np.minimum(np.exp(now - birth), 2.0), rtol=1e-3)
+                moved += np.abs(now - birth).max() > 1e-4
+            elif not is_null(row) and "rollout_is_weights" in row:
+                assert (numbers(row["rollout_is_weights"]) == 1).all()
+        births |= {row["input_ids"]: numbers(row["old_log_probs"]) for row in record["fresh"]}
+    assert moved > 10

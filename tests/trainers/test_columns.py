@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from tests.factories import make_columns, make_rows, make_table, repeatable, rollouts_of, verl_advantages
+from tests.factories import make_columns, make_options, make_rows, make_table, repeatable, rollouts_of, verl_advantages
 from verl_replay.ragged import Ragged, offsets_of
 from verl_replay.store import RolloutStore, Rows
 from verl_replay.trainers import columns
@@ -24,13 +24,19 @@ def nested(rows, dtype=torch.int64) -> torch.Tensor:
 # ---- which columns ---------------------------------------------------------------------------------------------------
 
 
-def config_of(rollout_is=None, use_kl_loss=False):
+def config_of(rollout_is=None, use_kl_loss=False, bypass_mode=False, calculate_log_probs=True):
     return OmegaConf.create(
         {
-            "algorithm": {"rollout_correction": {"rollout_is": rollout_is}},
-            "actor_rollout_ref": {"actor": {"use_kl_loss": use_kl_loss}},
+            "algorithm": {"rollout_correction": {"rollout_is": rollout_is, "bypass_mode": bypass_mode}},
+            "actor_rollout_ref": {
+                "actor": {"use_kl_loss": use_kl_loss},
+                "rollout": {"calculate_log_probs": calculate_log_probs},
+            },
         }
     )
+
+
+ALWAYS = ["prompts", "responses", "response_mask", "loss_mask", "old_log_probs", "advantages"]
 
 
 @pytest.mark.parametrize(
@@ -38,20 +44,29 @@ def config_of(rollout_is=None, use_kl_loss=False):
     [
         ({}, []),
         ({"rollout_is": "token"}, ["rollout_is_weights"]),
+        ({"rollout_is": "token", "bypass_mode": True}, []),  # verl writes no weights then
+        ({"rollout_is": "token", "calculate_log_probs": False}, []),
         ({"use_kl_loss": True}, ["ref_log_prob"]),
         ({"rollout_is": "sequence", "use_kl_loss": True}, ["rollout_is_weights", "ref_log_prob"]),
     ],
 )
 def test_the_columns_stored_are_those_the_update_reads(options, more):
     """I7."""
-    always = ["prompts", "responses", "response_mask", "loss_mask", "old_log_probs", "advantages"]
-    assert list(columns.stored_columns(config_of(**options))) == [*always, *more]
+    config = config_of(**options)
+    assert list(columns.update_columns(config)) == [*ALWAYS, *more]
+    assert list(columns.stored_columns(config, make_options())) == [*ALWAYS, *more]
+
+
+def test_mode_decoupled_stores_also_what_sampled_the_tokens():
+    options = make_options(importance="decoupled")
+    assert list(columns.stored_columns(config_of(), options)) == [*ALWAYS, "rollout_log_probs"]
+    assert "rollout_log_probs" in columns.decision_columns(config_of(), options, reward="rm_scores")
+    assert "rollout_log_probs" not in columns.update_columns(config_of())
 
 
 def test_no_rollout_correction_is_no_column():
-    assert "rollout_is_weights" not in columns.stored_columns(
-        OmegaConf.create({"algorithm": {}, "actor_rollout_ref": {"actor": {"use_kl_loss": False}}})
-    )
+    config = OmegaConf.create({"algorithm": {}, "actor_rollout_ref": {"actor": {"use_kl_loss": False}}})
+    assert "rollout_is_weights" not in columns.update_columns(config)
 
 
 # ---- read ------------------------------------------------------------------------------------------------------------
@@ -272,7 +287,7 @@ def test_one_uid_in_two_steps_is_two_groups():
 
 def test_null_rows_carry_no_loss():
     """I6."""
-    names = columns.stored_columns(config_of("token", True))
+    names = columns.update_columns(config_of("token", True))
     rows = columns.null_rows(3, names, token=9)
     assert rows.count == 3 and rows.rollouts.tolist() == [0, 1, 2, 3]
     for name, column in rows.columns.items():

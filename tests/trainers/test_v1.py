@@ -4,16 +4,27 @@ verl's own dispatch and mini-batch iterator. Only the worker group is a stub, wh
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from tests.verl_batch import compose_config, make_trainer, put_batch, read_rows, train_step
+from tests.verl_batch import (
+    compose_config,
+    make_trainer,
+    put_batch,
+    put_rows,
+    read_rows,
+    rollout_rows,
+    toy_log_probs,
+    train_step,
+)
 from verl_replay import support
-from verl_replay.trainers.v1 import ReplayTrainerSync
+from verl_replay.trainers.v1 import TRAINERS, ReplayTrainerSync
 
 MIXED, FLAT = [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]
 UPDATE_COLUMNS = {
@@ -27,15 +38,7 @@ UPDATE_COLUMNS = {
     "advantages",
 }
 
-pytestmark = pytest.mark.usefixtures("transfer_queue")
-
-
-@pytest.fixture(autouse=True)
-def clear_partition(transfer_queue):
-    yield
-    keys = list((transfer_queue.kv_list("train") or {}).get("train", {}))
-    if keys:
-        transfer_queue.kv_clear(keys=keys, partition_id="train")
+pytestmark = pytest.mark.usefixtures("clear_partition")
 
 
 def run(trainer, steps, rng, **options):
@@ -67,7 +70,7 @@ def test_i1_o18_off_hands_verl_its_own_batch_and_changes_nothing(rng):
     sent, stock_sent = ours.actor_rollout_wg.updates[0], stock.actor_rollout_wg.updates[0]
     assert (sent.keys, sent.extra, sent.batch.fields) == (stock_sent.keys, stock_sent.extra, stock_sent.batch.fields)
     assert sent.batch is ours.returned  # verl's object, not a copy of it
-    assert not hasattr(ours, "rollout_replay")
+    assert not hasattr(ours, "replay_stage")
 
 
 def test_i1_nothing_dropped_and_nothing_drawn_is_the_stock_update(rng):
@@ -157,7 +160,7 @@ def test_o8_exactly_the_rows_of_the_group_that_varies_are_stored(rng):
     trainer = make_trainer(compose_config(prompts=2))
     batch = put_batch([FLAT, MIXED], step=1, rng=rng)
     train_step(trainer, batch, 1)
-    buffer = trainer.rollout_replay.buffer
+    buffer = trainer.replay_stage.transform.buffer
     assert buffer.table.reward.tolist() == MIXED
     stored = buffer.draw(np.arange(4)).rows.columns["responses"]
     expected = read_rows(batch.keys[4:], ["responses"])["responses"]
@@ -202,7 +205,7 @@ def test_every_accepted_estimator_gives_one_advantage_a_rollout(rng, estimator):
     trainer = make_trainer(compose_config(f"algorithm.adv_estimator={estimator}", "replay.ratio=1.0", prompts=2))
     seen = run(trainer, [[MIXED, FLAT], [MIXED, FLAT]], rng)
     assert [m["replay/draw/rollouts"] for m in seen] == [0, 4]
-    table = trainer.rollout_replay.buffer.table
+    table = trainer.replay_stage.transform.buffer.table
     assert (np.abs(table.advantage) > 0).all() and (np.sign(table.advantage) == np.where(table.reward > 0, 1, -1)).all()
     chunk = trainer.actor_rollout_wg.updates[1].chunks[0]
     for row, mask in zip(chunk["advantages"].unbind(), chunk["loss_mask"].unbind(), strict=True):
@@ -260,7 +263,7 @@ def test_i10_o9_a_group_with_nan_is_neither_stored_nor_trained_on(rng, bad):
     (sent,) = trainer.actor_rollout_wg.updates
     assert len(real_keys(sent.keys)) == 4
     assert np.isfinite(sent.chunks[0]["advantages"].values().numpy()).all()
-    assert trainer.rollout_replay.buffer.table.reward.tolist() == MIXED
+    assert trainer.replay_stage.transform.buffer.table.reward.tolist() == MIXED
 
 
 # ---- O10, O11, O15: capacity, reuse, memory --------------------------------------------------------------------------
@@ -274,15 +277,15 @@ def test_o10_rollouts_of_equal_advantage_at_a_tiny_capacity(rng, capacity):
     assert [m["replay/buffer/size"] for m in seen] == [capacity] * 3
     assert [m["replay/draw/rollouts"] for m in seen] == [0, capacity, capacity]
     assert [m["replay/buffer/evicted_capacity"] for m in seen] == [8 - capacity, 8, 8]
-    assert trainer.rollout_replay.buffer.table.born.tolist() == [3] * capacity
+    assert trainer.replay_stage.transform.buffer.table.born.tolist() == [3] * capacity
 
 
 def test_o11_reuse_is_counted_and_logged(rng):
     """4 rollouts are stored at step 1 and 4 drawn a step; flat groups add nothing, so the same ones come again."""
     trainer = make_trainer(compose_config("replay.ratio=1.0", "replay.max_age=100", "replay.capacity=4", prompts=1))
     train_step(trainer, put_batch([MIXED], step=1, rng=rng), 1)
-    transform = trainer.rollout_replay
-    transform.store = lambda survivors, rows: 0  # without inserts
+    transform = trainer.replay_stage.transform
+    transform.store = lambda survivors, rows, step: 0  # without inserts
     for step in range(2, 52):
         metrics = train_step(trainer, put_batch([MIXED], step=step, rng=rng), step)
         assert metrics["replay/draw/rollouts"] == 4
@@ -295,7 +298,7 @@ def test_o15_a_stored_rollout_holds_no_more_memory_than_its_own(rng):
     trainer = make_trainer(compose_config("replay.max_age=100", prompts=16))
     groups = [MIXED] + [FLAT] * 15
     run(trainer, [groups] * 8, rng, lengths=[1000] * 64)
-    buffer = trainer.rollout_replay.buffer
+    buffer = trainer.replay_stage.transform.buffer
     assert len(buffer) == 32
     assert buffer.nbytes < 32 * 1000 * (4 + 4) * 1.15 + 32 * 500  # ids and log-probs of int32 and float32, and a table
     segments = buffer._store._segments
@@ -361,13 +364,15 @@ def test_o3_i7_a_column_missing_on_one_row_is_refused_at_the_border(rng):
     tq.kv_batch_put(keys=some, partition_id="train", fields=TensorDict({"ref_log_prob": ref}, batch_size=3))
     with pytest.raises(ValueError, match=r"lacks the columns \['ref_log_prob'\].*it has \["):
         train_step(trainer, batch, 1)
-    assert not trainer.actor_rollout_wg.updates and not len(trainer.rollout_replay.buffer)
+    assert not trainer.actor_rollout_wg.updates and not len(trainer.replay_stage.transform.buffer)
 
 
 def test_o3_stored_rollouts_without_a_column_that_fresh_ones_have_are_refused(rng):
     trainer = make_trainer(compose_config(prompts=1))
     train_step(trainer, put_batch([MIXED], step=1, rng=rng), 1)
-    trainer._stored_columns = tuple(name for name in trainer._stored_columns if name != "loss_mask")
+    trainer.replay_stage.stored_columns = tuple(
+        name for name in trainer.replay_stage.stored_columns if name != "loss_mask"
+    )
     with pytest.raises(ValueError, match="columns differ: stored rollouts have .*loss_mask.*, these have "):
         train_step(trainer, put_batch([MIXED], step=2, rng=rng), 2)
 
@@ -393,7 +398,7 @@ def test_i11_the_order_in_which_rollouts_finish_changes_neither_draws_nor_storag
             ]
             for u in sent
         ]
-        everything = trainer.rollout_replay.buffer.draw(np.arange(len(trainer.rollout_replay.buffer)))
+        everything = trainer.replay_stage.transform.buffer.draw(np.arange(len(trainer.replay_stage.transform.buffer)))
         return replayed, everything.rows.columns["responses"].values.tolist()
 
     in_order, shuffled = everything_drawn(False), everything_drawn(True)
@@ -534,3 +539,205 @@ def test_a_model_with_a_processor_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="text model.*replay=off"):
         make_trainer(compose_config())._init_tokenizer()
     make_trainer(compose_config("replay=off"))._init_tokenizer()
+
+
+# ---- importance modes and weights, through verl's own stages ---------------------------------------------------------
+
+
+def by_key(update, column):
+    return dict(zip(update.keys, (row.numpy() for row in update.chunks[0][column].unbind()), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["behavior", "proximal", "decoupled"])
+def test_o13_importance_modes_compare_with_what_they_say(rng, mode):
+    """One drawn token at a time: behavior -> its log-prob at birth; proximal, decoupled -> that of the policy now."""
+    trainer = make_trainer(compose_config(f"replay.importance={mode}", "replay.ratio=1.0", prompts=1))
+    run(trainer, [[MIXED], [MIXED]], rng)
+    sent = trainer.actor_rollout_wg.updates[1]
+    now = [toy_log_probs(row, version=1).numpy() for row in sent.chunks[0]["input_ids"].unbind()]
+    lengths = {key: len(row) for key, row in by_key(sent, "responses").items()}
+    drawn = [i for i, key in enumerate(sent.keys) if key.startswith("replayed-")]
+    assert len(drawn) == 4
+    stored = trainer.replay_stage.transform.buffer.draw(np.arange(4)).rows.columns
+    births = {stored["responses"].row(i).tobytes(): i for i in range(4)}
+    for i in drawn:
+        key = sent.keys[i]
+        row = births[by_key(sent, "responses")[key].tobytes()]
+        current = now[i][-lengths[key] - 1 : -1]
+        if mode == "behavior":
+            assert by_key(sent, "old_log_probs")[key].tobytes() == stored["old_log_probs"].row(row).tobytes()
+            assert "rollout_is_weights" not in sent.batch.fields
+        else:
+            np.testing.assert_array_equal(by_key(sent, "old_log_probs")[key], current)
+        if mode == "decoupled":
+            sampled = stored["rollout_log_probs"].row(row)
+            weight = np.minimum(np.exp(current - sampled), 2.0)
+            np.testing.assert_allclose(by_key(sent, "rollout_is_weights")[key], weight, rtol=1e-6)
+    if mode == "decoupled":  # fresh rows have weight 1, under keys of our own: verl's batch is not written to
+        fresh = [key for key in sent.keys if key.startswith("fresh-")]
+        assert len(fresh) == 4
+        assert all((by_key(sent, "rollout_is_weights")[key] == 1).all() for key in fresh)
+
+
+def test_bypass_mode_compares_with_the_engine_that_sampled_the_tokens(rng):
+    """verl's own _compute_old_log_prob puts the engine's log-probs in place of the actor's; they are what is stored."""
+    options = ["algorithm.rollout_correction.bypass_mode=true", "algorithm.rollout_correction.rollout_is=token"]
+    trainer = make_trainer(compose_config(*options, "replay.ratio=1.0", prompts=1))
+    engine = {}
+    for step in (1, 2):
+        batch = put_batch([MIXED], step=step, rng=rng, drop=["old_log_probs"])
+        trainer._compute_old_log_prob(batch, {})
+        train_step(trainer, batch, step)
+        rows = read_rows(batch.keys, ["responses", "rollout_log_probs"])
+        engine |= {t.tobytes(): p for t, p in zip(rows["responses"], rows["rollout_log_probs"], strict=True)}
+    sent = trainer.actor_rollout_wg.updates[1]
+    assert sum(key.startswith("replayed-") for key in sent.keys) == 4
+    old = by_key(sent, "old_log_probs")
+    for key, tokens in by_key(sent, "responses").items():
+        assert old[key].tobytes() == engine[tokens.tobytes()].tobytes()
+    assert "rollout_is_weights" not in sent.batch.fields  # verl computes none in this mode
+
+
+def test_a_draw_with_replacement_sends_each_copy(rng):
+    """Pooled, with replacement: a rollout may stand in the update twice, under keys of its own."""
+    options = ["replay=per", "replay.composition=pooled", "replay.priority_exponent=4", "replay.ratio=1.0"]
+    trainer = make_trainer(compose_config(*options, "replay.warmup_steps=0", prompts=2))
+    repeats = 0
+    for step in range(1, 5):
+        metrics = train_step(trainer, put_batch([MIXED, MIXED], step=step, rng=rng), step)
+        sent = trainer.actor_rollout_wg.updates[-1]
+        assert len(set(sent.keys)) == len(sent.keys)
+        real = [key for key in sent.keys if not key.startswith("null-")]
+        assert len(real) == metrics["replay/fresh/rollouts"] + metrics["replay/draw/rollouts"]
+        counts = Counter(by_key(sent, "input_ids")[key].tobytes() for key in real)
+        repeats += max(counts.values()) - 1
+        assert sum(counts.values()) == len(real)
+    assert repeats > 0
+
+
+# ---- what rows can be ------------------------------------------------------------------------------------------------
+
+
+def test_trajectories_of_a_session_are_filtered_stored_and_drawn_together(rng):
+    """Every second session has a second row (verl's agent loops may return several); both have its advantage."""
+    trainer = make_trainer(compose_config("replay.ratio=1.0", prompts=1))
+    for step in (1, 2):
+        keys, rows = rollout_rows([MIXED], step=step, rng=rng, lengths=[3, 4, 5, 6])
+        _, more = rollout_rows([MIXED], step=step, rng=rng, lengths=[2, 2, 2, 2])
+        for s in (1, 3):
+            row = {**more[s], "uid": rows[s]["uid"], "session_id": s}
+            at = keys.index(f"{rows[s]['uid']}_{s}_0")
+            keys.insert(at, f"{rows[s]['uid']}_{s}_1")  # before the first trajectory: order of completion
+            rows.insert(at, row)
+        metrics = train_step(trainer, put_rows(keys, rows, step=step), step)
+        assert metrics["replay/fresh/rollouts"] == 4 and metrics["replay/buffer/size"] == 4 * step
+    sent = trainer.actor_rollout_wg.updates[1]
+    replayed = [key for key in sent.keys if key.startswith("replayed-")]
+    assert metrics["replay/draw/rollouts"] == 4 and len(replayed) == 6  # sessions, rows
+    advantages = by_key(sent, "advantages")
+    assert sorted(len(row) for key, row in advantages.items() if key in replayed) == [2, 2, 3, 4, 5, 6]
+    stored = trainer.replay_stage.transform.buffer.draw(np.arange(4)).rows
+    assert np.diff(stored.rollouts).tolist() == [1, 2, 1, 2]
+    for first, last in zip(stored.rollouts[:-1], stored.rollouts[1:], strict=True):
+        values = {stored.columns["advantages"].row(i)[0] for i in range(first, last)}
+        assert len(values) == 1
+
+
+def test_tool_tokens_stay_masked(rng):
+    trainer = make_trainer(compose_config("replay.ratio=1.0", prompts=1))
+    masks = {}
+    for step in (1, 2):
+        batch = put_batch([MIXED], step=step, rng=rng, turns=True, lengths=[9, 9, 9, 9])
+        train_step(trainer, batch, step)
+        rows = read_rows(batch.keys, ["input_ids", "loss_mask"])
+        masks |= {t.tobytes(): m for t, m in zip(rows["input_ids"], rows["loss_mask"], strict=True)}
+    assert any(0 < mask.sum() < 9 for mask in masks.values())
+    sent = trainer.actor_rollout_wg.updates[1]
+    ids, sent_masks = by_key(sent, "input_ids"), by_key(sent, "loss_mask")
+    assert all(sent_masks[key].tobytes() == masks[ids[key].tobytes()].tobytes() for key in sent.keys)
+    assert sum(key.startswith("replayed-") for key in sent.keys) == 4
+
+
+# ---- the asynchronous modes ------------------------------------------------------------------------------------------
+
+
+def async_config(mode, *options, prompts, mini_batch):
+    more = []
+    if mode == "separate_async":
+        more = [
+            f"trainer.v1.separate_async.parameter_sync_step={prompts // mini_batch}",
+            "actor_rollout_ref.rollout.nnodes=1",
+            "actor_rollout_ref.rollout.n_gpus_per_node=1",
+            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+            "trainer.v1.separate_async.hybrid_rollout.enable_switch=false",
+        ]
+    return compose_config(f"trainer.v1.trainer_mode={mode}", *more, *options, prompts=prompts, mini_batch=mini_batch)
+
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_i4_where_rollouts_run_ahead_they_are_born_into_the_update_after_their_weights(rng, mode):
+    """Begun with the weights of step 1, trained on at step 4: born at 2, of age 2 while fresh; max_age=3 draws it at 5
+    (age 3) and evicts it at 6. Weights of version 0 are those of step 1."""
+    config = async_config(mode, "replay.max_age=3", "replay.ratio=1.0", prompts=1, mini_batch=1)
+    trainer = make_trainer(config, cls=TRAINERS[mode])
+    seen = {}
+    for step, weights in ((1, 0), (4, 1), (5, 4), (6, 4)):
+        seen[step] = train_step(trainer, put_batch([MIXED], step=step, rng=rng, weights_of=weights), step)
+        if step == 1:
+            assert trainer.replay_stage.transform.buffer.table.born.tolist() == [1] * 4
+        if step == 4:
+            assert trainer.replay_stage.transform.buffer.table.born.tolist() == [1] * 4 + [2] * 4
+    assert seen[4]["replay/draw/age/mean"] == 3  # those of step 1, not those stored in step 4
+    assert seen[5]["replay/draw/age/mean"] == 3 and seen[5]["replay/buffer/evicted_age"] == 4
+    assert seen[6]["replay/draw/age/mean"] == 1 and seen[6]["replay/buffer/evicted_age"] == 4
+
+
+def test_separate_async_several_updates_a_step_through_verls_own_step(rng):
+    """verl's PPOTrainer.step: two updates between weight transfers. What the first stores, the second does not draw
+    (I4); counts add up, shares and ages do not (MetricsAggregator)."""
+    config = async_config("separate_async", "replay.ratio=0.5", prompts=4, mini_batch=2)
+    trainer = make_trainer(config, cls=TRAINERS["separate_async"])
+    trainer.current_mode = HybridEngineMode.TRAINER
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[object()])
+    trainer.use_reference_policy = trainer.use_critic = False
+    for name in (
+        "save_model_to_cpu",
+        "restore_model_from_cpu",
+        "clear_cpu_model",
+    ):  # verl keeps the old policy by these
+        setattr(trainer.actor_rollout_wg, name, lambda version: None)
+
+    def sample(global_steps, partition_id, batch_size):
+        assert batch_size == 2
+        return put_batch([MIXED, FLAT], step=global_steps, rng=rng), {}
+
+    trainer.replay_buffer = SimpleNamespace(sample=sample)
+    trainer._add_batch_to_generate = lambda: None  # prompts for the next rollouts
+    trainer.curr_step_profile = trainer.prev_step_profile = False
+    trainer._step_sample_wait_seconds = 0.0  # set by on_step_begin, which fit() calls
+    logs = []
+    for step in (1, 2, 3):
+        trainer.global_steps, trainer.timing_raw = step, {}
+        metrics: dict = {}
+        trainer.step(metrics, trainer.timing_raw)
+        logs.append(metrics)
+    updates = trainer.actor_rollout_wg.updates
+    assert len(updates) == 6
+    replayed = [sum(key.startswith("replayed-") for key in update.keys) for update in updates]
+    assert replayed == [0, 0, 2, 2, 2, 2]  # of 4 survivors each; the second update of step 1 draws nothing
+    assert [log["replay/draw/rollouts/sum"] for log in logs] == [0, 4, 4]
+    assert [log["replay/fresh/rollouts/sum"] for log in logs] == [8, 8, 8]
+    assert [log["replay/updates/sum"] for log in logs] == [2, 2, 2]
+    assert logs[1]["replay/draw/age/mean"] == 1
+    assert logs[2]["replay/draw/age/max"] <= 2
+    assert logs[0]["replay/filter/zero_variance_frac"] == 0.5
+    assert logs[2]["replay/buffer/size"] == pytest.approx((20 + 24) / 2)  # a level, not a count: averaged
+    assert "replay/draw/rollouts" not in logs[1]
+
+
+def test_every_mode_of_verl_has_a_trainer():
+    import verl.trainer.ppo.v1  # noqa: F401  registers verl's own
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    assert set(TRAINERS) == set(TRAINER_REGISTRY) == set(support.MODES)
+    assert all(issubclass(TRAINERS[mode], cls) for mode, cls in TRAINER_REGISTRY.items())

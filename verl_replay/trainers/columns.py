@@ -1,4 +1,4 @@
-"""Columns of verl's V1 batch: which of them the update reads, and how they become ragged arrays and tensors again.
+"""Columns of verl's batch: which of them the update reads, and how they become ragged arrays and tensors again.
 
 The only place that knows verl's column names. A column missing on any row of a TransferQueue request silently vanishes
 for all rows, so the list is made once from the config and asserted on everything that is read.
@@ -13,35 +13,56 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 
+from verl_replay.options import ReplayOptions
 from verl_replay.ragged import Ragged, offsets_of
 from verl_replay.store import Rows
-from verl_replay.table import RolloutTable, group_statistics
+from verl_replay.table import RolloutTable, group_statistics, reward_share
 
 PROMPT, RESPONSE, MASK = "prompts", "responses", "response_mask"
-ADVANTAGE, REWARD, LOG_PROB = "advantages", "rm_scores", "old_log_probs"
+ADVANTAGE, LOG_PROB = "advantages", "old_log_probs"
+SCORE, REWARD = "rm_scores", "token_level_rewards"  # before and after verl's KL penalty in the reward
+WEIGHT = "rollout_is_weights"  # multiplies the loss of each token
+ROLLOUT_LOG_PROB = "rollout_log_probs"  # of the engine that sampled the tokens
 INDEX = "index"  # of the prompt in its data set
 DERIVED = ("input_ids", "position_ids")  # prompts + responses and 0, 1, 2, ...: rebuilt, never stored
 _INTEGERS = (PROMPT, RESPONSE, MASK, "loss_mask", *DERIVED)
 
 
+def weighted_by_verl(config: DictConfig) -> bool:
+    """Whether verl's rollout correction writes importance weights."""
+    correction = OmegaConf.select(config, "algorithm.rollout_correction")
+    if correction is None or correction.get("rollout_is") is None or correction.get("bypass_mode", False):
+        return False
+    return bool(config.actor_rollout_ref.rollout.calculate_log_probs)
+
+
 def optional_columns(config: DictConfig) -> tuple[str, ...]:
     """The columns that the update reads in some configurations only."""
     names = []
-    if OmegaConf.select(config, "algorithm.rollout_correction.rollout_is") is not None:
-        names.append("rollout_is_weights")
+    if weighted_by_verl(config):
+        names.append(WEIGHT)
     if config.actor_rollout_ref.actor.use_kl_loss:
         names.append("ref_log_prob")
     return tuple(names)
 
 
-def stored_columns(config: DictConfig) -> tuple[str, ...]:
-    """The columns that this configuration's update reads and that cannot be rebuilt from the others."""
+def update_columns(config: DictConfig) -> tuple[str, ...]:
+    """The columns of verl's batch that this configuration's update reads and that cannot be rebuilt from others."""
     return (PROMPT, RESPONSE, MASK, "loss_mask", LOG_PROB, ADVANTAGE, *optional_columns(config))
 
 
-def decision_columns(config: DictConfig) -> tuple[str, ...]:
+def stored_columns(config: DictConfig, options: ReplayOptions) -> tuple[str, ...]:
+    """The columns that a rollout keeps in the buffer."""
+    return (*update_columns(config), *_birth_columns(options))
+
+
+def decision_columns(config: DictConfig, options: ReplayOptions, *, reward: str) -> tuple[str, ...]:
     """The columns that a table is made of: every number that could be a NaN, and the mask."""
-    return (ADVANTAGE, MASK, REWARD, LOG_PROB, *optional_columns(config))
+    return (ADVANTAGE, MASK, reward, LOG_PROB, *optional_columns(config), *_birth_columns(options))
+
+
+def _birth_columns(options: ReplayOptions) -> tuple[str, ...]:
+    return (ROLLOUT_LOG_PROB,) if options.importance == "decoupled" else ()
 
 
 def dtype(name: str) -> np.dtype:
@@ -146,55 +167,80 @@ def rollout_ranges(keys: Sequence[str]) -> np.ndarray:
 
 
 def tabulate(
-    keys: Sequence[str], ranges: np.ndarray, columns: Mapping[str, Ragged], *, born: np.ndarray, first_group: int
+    keys: Sequence[str],
+    ranges: np.ndarray,
+    columns: Mapping[str, Ragged],
+    *,
+    born: np.ndarray,
+    first_group: int,
+    order: np.ndarray | None = None,
+    reward: str = SCORE,
 ) -> RolloutTable:
-    """The table of rollouts whose rows stand in canonical order.
+    """The table of rollouts.
 
     Args:
-        keys: one a row.
-        ranges: (N + 1,) row offsets of the rollouts.
+        keys: one a row, in canonical order.
+        ranges: (N + 1,) row offsets of the rollouts, in that order.
         columns: those of decision_columns, one entry a row.
         born: (N,) int, t_b.
         first_group: number of the first group; the groups of a run are numbered on.
+        order: (rows,) int64, where in `columns` each row is; in place where not given. So numbers are put in order, not
+            tokens.
+        reward: the column of token-level rewards that the advantage was made of.
 
     Returns:
         RolloutTable of N rollouts. verl scores the last trajectory of a session and gives all its rows that advantage.
     """
-    last = (ranges[1:] - 1).tolist()
-    uids = [keys[row].rsplit("_", 2)[0] for row in last]
+    order = np.arange(len(keys)) if order is None else order
+    last = ranges[1:] - 1
+    uids = [keys[row].rsplit("_", 2)[0] for row in last.tolist()]
     seen: dict[str, int] = {}
     group = np.array([seen.setdefault(uid, len(seen)) for uid in uids], dtype=np.int64)
-    reward = np.array([columns[REWARD].row(row).astype(np.float64).sum() for row in last])
-    advantage = [_first_where(columns[ADVANTAGE].row(row), columns[MASK].row(row)) for row in last]
-    finite = np.logical_and.reduce([_row_finite(column) for column in columns.values()])
+    rewards = _row_sums(columns[reward], np.float64)[order][last]
+    finite = np.logical_and.reduce([_row_finite(column) for column in columns.values()])[order]
     return RolloutTable(
         group=first_group + group,
-        reward=reward,
-        advantage=np.array(advantage),
-        group_std=group_statistics(group, reward)[0],
+        reward=rewards,
+        advantage=_first_where(columns[ADVANTAGE], columns[MASK])[order][last],
+        group_std=group_statistics(group, rewards)[0],
+        reward_share=reward_share(group, rewards),
         born=born,
-        tokens=_range_sums(_row_sums(columns[MASK]), ranges),
+        stored_at=np.zeros(len(last)),
+        tokens=_range_sums(_row_sums(columns[MASK], np.int64)[order], ranges),
         uses=np.zeros(len(last)),
         finite=_range_sums(~finite, ranges) == 0,
     )
 
 
-def _first_where(values: np.ndarray, mask: np.ndarray) -> float:
-    """The value of the first token with loss; 0 where none has any (such a row cannot move the policy)."""
-    where = np.flatnonzero(mask)
-    return float(values[where[0]]) if len(where) else 0.0
+def _first_where(values: Ragged, mask: Ragged) -> np.ndarray:
+    """(rows,) the value of each row's first token with loss; 0 where none has any (such a row moves nothing)."""
+    first = np.zeros(len(mask), values.values.dtype)
+    for row, (start, stop) in enumerate(zip(mask.offsets[:-1].tolist(), mask.offsets[1:].tolist(), strict=True)):
+        if start < stop:
+            at = start if mask.values[start] else start + int(np.argmax(mask.values[start:stop] != 0))
+            if mask.values[at]:
+                first[row] = values.values[at]
+    return first
 
 
 def _range_sums(values: np.ndarray, ranges: np.ndarray) -> np.ndarray:
     return np.diff(offsets_of(values)[ranges])
 
 
-def _row_sums(column: Ragged) -> np.ndarray:
-    return _range_sums(column.values, column.offsets)
+def _row_sums(column: Ragged, dtype: type) -> np.ndarray:
+    sums = np.zeros(len(column), dtype)
+    filled = column.lengths > 0  # reduceat would give an empty row the first token of the next
+    if filled.any():
+        sums[filled] = np.add.reduceat(column.values, column.offsets[:-1][filled], dtype=dtype)
+    return sums
 
 
 def _row_finite(column: Ragged) -> np.ndarray:
-    return _range_sums(~np.isfinite(column.values), column.offsets) == 0
+    finite = np.ones(len(column), dtype=bool)
+    fine = np.isfinite(column.values)
+    if not fine.all():
+        finite[np.searchsorted(column.offsets, np.flatnonzero(~fine), side="right") - 1] = False
+    return finite
 
 
 def null_rows(count: int, names: Sequence[str], token: int) -> Rows:
@@ -219,14 +265,21 @@ def sequence_lengths(rows: Rows) -> np.ndarray:
     return rows.columns[PROMPT].lengths + rows.columns[RESPONSE].lengths
 
 
-def to_fields(rows: Rows) -> TensorDict:
-    """Rows -> the fields of a TransferQueue put, the derived columns included, in verl's dtypes."""
+def with_derived(rows: Rows) -> Rows:
+    """The same rows with the columns that are rebuilt from others."""
     prompts, responses = rows.columns[PROMPT], rows.columns[RESPONSE]
     lengths = sequence_lengths(rows)
     offsets = offsets_of(lengths)
-    input_ids = np.empty(offsets[-1], prompts.values.dtype)
-    is_prompt = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + prompts.lengths, lengths)
-    input_ids[is_prompt], input_ids[~is_prompt] = prompts.values, responses.values
-    position_ids = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    columns = {**rows.columns, "input_ids": Ragged(input_ids, offsets), "position_ids": Ragged(position_ids, offsets)}
+    none = np.empty(0, np.int64)  # concatenate wants at least one part
+    sequences = [part.row(i) for i in range(rows.count) for part in (prompts, responses)]
+    input_ids = np.concatenate([none, *sequences])
+    count = np.arange(lengths.max(initial=0))
+    position_ids = np.concatenate([none, *(count[:length] for length in lengths.tolist())])
+    derived = {"input_ids": Ragged(input_ids, offsets), "position_ids": Ragged(position_ids, offsets)}
+    return Rows({**rows.columns, **derived}, rows.rollouts)
+
+
+def to_fields(rows: Rows) -> TensorDict:
+    """Rows -> the fields of a TransferQueue put, the derived columns included, in verl's dtypes."""
+    columns = with_derived(rows).columns
     return TensorDict({name: to_nested(column) for name, column in columns.items()}, batch_size=rows.count)
