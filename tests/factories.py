@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {  # METHOD's settings, without the warm-up
     "composition": "fresh_anchored",
     "importance": "behavior",
     "importance_cap": 2.0,
+    "resume": "auto",
     "diagnostics_every": 0,
 }
 

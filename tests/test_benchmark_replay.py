@@ -16,6 +16,8 @@ from scripts.benchmark.report import NOT_MEASURED, make_table
 from scripts.benchmark.rollouts import QUICK, Size, information, make_batch, make_rewards, survivors
 from verl_replay.ragged import Ragged
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PARTS = ("stage", "ten_times", "peers", "torchrl", "transfer_queue")
 

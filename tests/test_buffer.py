@@ -9,6 +9,7 @@ import pytest
 
 from tests.factories import id_rows, make_rows, make_table, numbers, rollouts_of, scramble
 from verl_replay.buffer import RolloutBuffer
+from verl_replay.checkpoint import State
 from verl_replay.drawing import without_replacement
 from verl_replay.eviction import age, uses
 from verl_replay.priorities import abs_advantage
@@ -232,6 +233,10 @@ def test_keep_of_all_changes_nothing():
         (lambda b: b.table.uses.__setitem__(1, -1), "a use count is negative"),
         (lambda b: b.table.finite.__setitem__(2, False), "NaN or infinity"),
         (lambda b: b.table.stored_at.__setitem__(1, 5), "not in order of storing"),
+        (
+            lambda b: b._store._segments[0].live.__setitem__(2, 3),
+            "segment 0: a live rollout is not among those appended",
+        ),
     ],
 )
 def test_check_valid_says_what_is_wrong(fault, message):
@@ -240,6 +245,44 @@ def test_check_valid_says_what_is_wrong(fault, message):
     fault(buffer)
     valid, said = buffer.check_valid()
     assert not valid and message in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays, meta: arrays.pop("table/uses"), "'uses'"),
+        (lambda arrays, meta: arrays.update({"table/more": np.zeros(3)}), "'more'"),
+        (lambda arrays, meta: arrays.update({"table/uses": np.zeros(2)}), r"RolloutTable.uses must be \(N,\) = \(3,\)"),
+        (lambda arrays, meta: arrays.update({"table/uses": np.array([0, -1, 0])}), "a use count is negative"),
+        (lambda arrays, meta: arrays.pop("segment/0/id/values"), "segment/0/id/values"),
+        (lambda arrays, meta: meta["segments"].pop(), "table has 3 rollouts, store 0"),
+        (lambda arrays, meta: meta["segments"][0]["columns"]["id"].update(dtype="int9"), "int9"),
+        (lambda arrays, meta: meta["segments"].append(1), "not subscriptable"),
+        (lambda arrays, meta: meta.pop("random_state"), "random_state"),
+        (lambda arrays, meta: meta.update(random_state={"bit_generator": "MT19937"}), "PCG64"),
+    ],
+)
+def test_a_state_that_does_not_hold_together_is_refused_and_nothing_changes(change, message):
+    """I9: never half-loaded."""
+    arrays, meta = holding(3).state()
+    change(arrays, meta)
+    buffer = holding(2)
+    table, store, rng = buffer.table, buffer._store, buffer.rng
+    with pytest.raises(ValueError, match=f"does not hold together.*{message}"):
+        buffer.load(State(arrays, meta))
+    assert (buffer.table, buffer._store, buffer.rng) == (table, store, rng)
+    assert ids(buffer) == [0, 1]
+
+
+def test_a_loaded_state_takes_the_place_of_what_was_held():
+    """Its rollouts, uses and random state; not its capacity, which is the run's."""
+    taken = holding(3)
+    taken.draw(np.array([1, 1]))
+    taken.rng.random(2)
+    buffer = holding(2, capacity=7)
+    assert buffer.load(taken.state()) == 0
+    assert (ids(buffer), buffer.table.uses.tolist(), buffer.capacity) == ([0, 1, 2], [0, 2, 0], 7)
+    assert buffer.rng.bit_generator.state == taken.rng.bit_generator.state
 
 
 # ---- the naive twin --------------------------------------------------------------------------------------------------

@@ -128,6 +128,8 @@ WRONG = [
     ("importance_cap", 0.0, "finite number > 0"),
     ("importance_cap", math.nan, "2, say"),
     ("importance_cap", None, "greatest weight of a token in mode decoupled"),
+    ("resume", "always", "must be auto or fresh"),
+    ("resume", False, "replay.resume=auto"),
     ("importance", "proximate", "must be behavior or proximal or decoupled"),
     ("importance", None, "replay.importance=behavior"),
     ("filter", "zero_varianse", "Use one of zero_variance, zero_advantage, none"),

@@ -41,6 +41,7 @@ BESIDES = {  # what the paper does not have, or does not say
     "max_uses": 4,
     "priority_decay_steps": 5.0,
     "importance_cap": 2.0,
+    "resume": "auto",
     "diagnostics_every": 0,
 }
 DIFFERENCES = {  # preset -> all that it changes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import tracemalloc
 
 import numpy as np
@@ -337,6 +338,7 @@ def test_random_operations_equal_a_list_of_rollouts(seed):
             assert rollouts_of(drawn) == [twin[i] for i in positions]
             scramble(drawn.columns)
         assert len(store) == len(twin)
+        assert store.check_valid() == (True, "")
     assert rollouts_of(everything(store)) == twin
 
 
@@ -348,3 +350,99 @@ def test_append_refuses_a_column_of_another_dtype_and_changes_nothing():
         store.append(floats)
     assert len(store) == 2
     assert store.gather(np.arange(2)).columns["id"].values.tolist() == [1, 2]
+
+
+# ---- as flat arrays --------------------------------------------------------------------------------------------------
+
+
+@repeatable
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 70), max_size=3))
+def test_a_store_made_of_its_arrays_again_holds_the_same(seed, sizes):
+    """Any bits, dead rollouts, no rollout at all. Nothing is copied, and what was kept once is kept once."""
+    rng = np.random.default_rng(seed)
+    store = stored(*(make_rows(rng, size, max_tokens=3) for size in sizes))
+    store.keep(rng.random(len(store)) < 0.98)
+    arrays, described = store.to_arrays()
+    again = RolloutStore.from_arrays(arrays, described)
+    assert again.check_valid() == (True, "")
+    assert (len(again), again.names, again.nbytes) == (len(store), store.names, store.nbytes)
+    assert sum(array.nbytes for array in arrays.values()) == store.nbytes
+    assert rollouts_of(everything(again)) == rollouts_of(everything(store))
+    for made, held in zip(again._segments, store._segments, strict=True):
+        assert made.live is held.live and made.rollouts is held.rollouts
+        assert all(made.columns[name].values is held.columns[name].values for name in held.columns)
+
+
+def test_a_store_made_of_its_arrays_again_takes_what_the_other_takes():
+    """The dtypes that come back are those of verl, not those kept."""
+    store = stored(id_rows([1, 2]))
+    again = RolloutStore.from_arrays(*store.to_arrays())
+    again.append(id_rows([3]))
+    assert everything(again).columns["id"].values.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="stored as int64, these rollouts have uint8"):
+        again.append(one_column_named_id(np.uint8))
+
+
+def one_column_named_id(dtype) -> Rows:
+    return Rows({"id": Ragged.from_rows([[1]], dtype)}, np.arange(2))
+
+
+def test_the_arrays_are_named_once_and_described_in_plain_json():
+    """Two columns of equal offsets and equal values: one array of each."""
+    offsets = np.array([0, 1, 3])
+    rows = Rows({name: Ragged(np.array([1, 2, 3]), offsets.copy()) for name in ("a", "b")}, np.array([0, 1, 2]))
+    arrays, described = stored(rows).to_arrays()
+    column = {"values": "segment/0/a/values", "offsets": "segment/0/a/offsets", "repeated": False, "dtype": "<i8"}
+    rest = {"rollouts": "segment/0/rollouts", "live": "segment/0/live"}
+    assert json.loads(json.dumps(described)) == [{"columns": {"a": column, "b": column}, **rest}]
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "segment/0/a/values": [1, 2, 3],
+        "segment/0/a/offsets": [0, 1, 3],
+        "segment/0/rollouts": [0, 1, 2],
+        "segment/0/live": [0, 1],
+    }
+
+
+FAULTS = [
+    ("rollouts", np.array([1, 2, 3]), "row offsets of the rollouts do not ascend from 0"),
+    ("rollouts", np.array([0, 2, 1]), "row offsets of the rollouts do not ascend from 0"),
+    ("rollouts", np.empty(0, np.int64), "row offsets of the rollouts do not ascend from 0"),
+    ("rollouts", np.array([0, 1, 2], np.int32), "row offsets of the rollouts do not ascend from 0"),
+    ("rollouts", np.array([[0, 1, 2]]), "row offsets of the rollouts do not ascend from 0"),
+    ("rollouts", np.array([0, 1, 3]), "column a must have one entry a row, 3"),
+    ("rollouts", np.array([0, 2]), "a live rollout is not among those appended"),
+    ("live", np.array([0, 0]), "the numbers of live rollouts do not ascend"),
+    ("live", np.array([1, 0]), "the numbers of live rollouts do not ascend"),
+    ("live", np.empty(0, np.int64), "the numbers of live rollouts do not ascend"),
+    ("live", np.array([-1, 0]), "a live rollout is not among those appended"),
+    ("live", np.array([0, 2]), "a live rollout is not among those appended"),
+    ("a/offsets", np.array([0, 3, 1]), "column a must have one entry a row, 2"),
+    ("a/offsets", np.array([0, 3]), "column a must have one entry a row, 2"),
+    ("a/offsets", np.array([1, 2, 3]), "column a must hold 3 numbers, got (3,)"),
+    ("a/offsets", np.array([0, 1, 2]), "column a must hold 2 numbers, got (3,)"),
+    ("a/values", np.array([1, 2, 3, 4]), "column a must hold 3 numbers, got (4,)"),
+    ("a/values", np.array([[1, 2, 3]]), "column a must hold 3 numbers, got (1, 3)"),
+    ("b/values", np.array([5]), "column b must hold 2 numbers, got (1,)"),
+]
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize(("name", "array", "message"), FAULTS)
+def test_check_valid_says_which_segment_does_not_hold_together_and_why(name, array, message, where):
+    """Two rollouts of one row: a is 1 | 2 3, b is 5 | 6 6, kept as one number a row."""
+    a, b = Ragged.from_rows([[1], [2, 3]], np.int64), Ragged.from_rows([[5], [6, 6]], np.int64)
+    arrays, described = stored(*[Rows({"a": a, "b": b}, np.arange(3))] * 2).to_arrays()
+    described[where]["columns"]["b"]["offsets"] = "b's own"
+    arrays["b's own"] = b.offsets
+    arrays[f"segment/{where}/{name}"] = array
+    assert RolloutStore.from_arrays(arrays, described).check_valid() == (False, f"segment {where}: {message}")
+
+
+def test_check_valid_compares_the_columns_of_all_segments():
+    arrays, described = stored(id_rows([1]), id_rows([2])).to_arrays()
+    described[1]["columns"]["id"]["dtype"] = "<i4"
+    told = RolloutStore.from_arrays(arrays, described).check_valid()
+    assert told == (False, "segment 1: column id is int32, in the first segment int64")
+    described[1]["columns"]["more"] = described[1]["columns"]["id"]
+    told = RolloutStore.from_arrays(arrays, described).check_valid()
+    assert told == (False, "segment 1: has the columns ['id', 'more'], the first has ['id']")

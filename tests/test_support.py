@@ -137,6 +137,12 @@ RULES = [
         {},
         "Set it to false",
     ),
+    (
+        "remote_checkpoints",
+        {"trainer.default_hdfs_dir": "hdfs://somewhere"},
+        {"trainer.default_hdfs_dir": "hdfs://somewhere", "replay.ratio": 0},  # no buffer to lose
+        "Set trainer.default_hdfs_dir=null",
+    ),
     ("distillation", {"distillation.enabled": True}, {"distillation.enabled": False}, "Set distillation.enabled=false"),
 ]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import numpy as np
 
+from verl_replay.checkpoint import State
 from verl_replay.eviction import newest
-from verl_replay.store import RolloutStore, Rows, check_rows
+from verl_replay.store import RolloutStore, Rows
 from verl_replay.table import RolloutTable
 
 
@@ -89,6 +91,39 @@ class RolloutBuffer:
         self.table = both if stays.all() else both.take(stays)
         return int(np.count_nonzero(~stays))
 
+    def state(self) -> State:
+        """Everything that later draws depend on, the random state included. References, to be written at once."""
+        arrays, segments = self._store.to_arrays()
+        table = {f"table/{name}": column for name, column in vars(self.table).items()}
+        meta = {"rollouts": len(self), "segments": segments, "random_state": self.rng.bit_generator.state}
+        return State({**arrays, **table}, meta)
+
+    def load(self, state: State) -> int:
+        """Take over a state in place of what is held. Its later draws are those of the buffer that it was taken from.
+
+        Returns:
+            How many rollouts the capacity evicted, where it is smaller than that buffer's was.
+
+        Raises:
+            ValueError: the state does not hold together. Nothing is changed.
+        """
+        loaded = RolloutBuffer(capacity=sys.maxsize, seed=0, whole_groups=self.whole_groups)
+        try:
+            prefix = "table/"
+            loaded.table = RolloutTable(
+                **{n.removeprefix(prefix): array for n, array in state.arrays.items() if n.startswith(prefix)}
+            )
+            loaded._store = RolloutStore.from_arrays(state.arrays, state.meta["segments"])
+            loaded.rng.bit_generator.state = state.meta["random_state"]
+            valid, wrong = loaded.check_valid()
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise ValueError(f"the stored buffer does not hold together: {error}") from error
+        if not valid:
+            raise ValueError(f"the stored buffer does not hold together: {wrong}")
+        evicted = loaded.keep(newest(loaded.table, capacity=self.capacity, whole_groups=self.whole_groups))
+        self.table, self._store, self.rng = loaded.table, loaded._store, loaded.rng
+        return evicted
+
     def check_valid(self) -> tuple[bool, str]:
         """Whether the state holds together, and if not, what is wrong. For tests and after loading."""
         if len(self.table) != len(self._store):
@@ -101,8 +136,4 @@ class RolloutBuffer:
             return False, "a rollout with NaN or infinity is stored"
         if (np.diff(self.table.stored_at) < 0).any():
             return False, "the rollouts are not in order of storing"
-        try:
-            check_rows(self._store.gather(np.arange(len(self))))
-        except ValueError as error:
-            return False, str(error)
-        return True, ""
+        return self._store.check_valid()

@@ -38,7 +38,11 @@ POLICIES: dict[str, Kind] = {
     "sampler": Kind(samplers, ("proportional", "rank_based"), ("priority",)),
     "composition": Kind(compositions, ("fresh_anchored", "pooled"), ("fresh", "stored", "draw")),
 }
-_CHOICES = {"unit": ("rollout", "group"), "importance": ("behavior", "proximal", "decoupled")}
+_CHOICES = {
+    "unit": ("rollout", "group"),
+    "importance": ("behavior", "proximal", "decoupled"),
+    "resume": ("auto", "fresh"),
+}
 _FLAGS = {"enabled": "To switch replay off use replay=off.", "replacement": "The paper draws without: false."}
 # What only single rollouts have: it would tear a group apart.
 _OF_SINGLE_ROLLOUTS = {
@@ -83,6 +87,7 @@ class ReplayOptions:
     composition: str
     importance: str
     importance_cap: float
+    resume: str
     diagnostics_every: int
 
     @classmethod

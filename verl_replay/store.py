@@ -200,6 +200,24 @@ class RolloutStore:
         if len(rows.rollouts) > 1:
             self._segments.append(_segment(rows))
 
+    def check_valid(self) -> tuple[bool, str]:
+        """Whether the segments hold together, and if not, what is wrong."""
+        for number, segment in enumerate(self._segments):
+            if wrong := _wrong_with(segment, like=self._segments[0]):
+                return False, f"segment {number}: {wrong}"
+        return True, ""
+
+    def to_arrays(self) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+        """The arrays held, by name, and what JSON needs to make the store of them again. References, not copies."""
+        return _to_arrays(self._segments)
+
+    @staticmethod
+    def from_arrays(arrays: dict[str, np.ndarray], described: Sequence[dict[str, Any]]) -> RolloutStore:
+        """The store that `to_arrays` described. It takes the arrays over."""
+        store = RolloutStore()
+        store._segments = _from_arrays(arrays, described)
+        return store
+
     def check(self, rows: Rows) -> None:
         """Raise ValueError where `append` would."""
         check_rows(rows)
@@ -252,6 +270,79 @@ class RolloutStore:
         segments = [self._segments[s] for s in owner.tolist()]
         within = (positions - starts[owner]).tolist()
         return _gather([(segment, segment.live.item(i)) for segment, i in zip(segments, within, strict=True)])
+
+
+def _ascends(values: np.ndarray, least: int) -> bool:
+    return values.ndim == 1 and values.dtype == np.int64 and bool((np.diff(values) >= least).all())
+
+
+def _wrong_with(segment: _Segment, *, like: _Segment) -> str:
+    if segment.columns.keys() != like.columns.keys():
+        return f"has the columns {sorted(segment.columns)}, the first has {sorted(like.columns)}"
+    if not (_ascends(segment.rollouts, 0) and len(segment.rollouts) and segment.rollouts[0] == 0):
+        return "row offsets of the rollouts do not ascend from 0"
+    if not (_ascends(segment.live, 1) and len(segment.live)):
+        return "the numbers of live rollouts do not ascend"
+    if segment.live[0] < 0 or segment.live[-1] >= len(segment.rollouts) - 1:
+        return "a live rollout is not among those appended"
+    for name, column in segment.columns.items():
+        if not (_ascends(column.offsets, 0) and len(column.offsets) == segment.rollouts[-1] + 1):
+            return f"column {name} must have one entry a row, {segment.rollouts[-1]}"
+        tokens = segment.rollouts[-1] if column.repeated else column.offsets[-1]
+        if column.offsets[0] != 0 or column.values.shape != (tokens,):
+            return f"column {name} must hold {tokens} numbers, got {column.values.shape}"
+        if column.dtype != like.columns[name].dtype:
+            return f"column {name} is {column.dtype}, in the first segment {like.columns[name].dtype}"
+    return ""
+
+
+def _to_arrays(segments: Sequence[_Segment]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    """Every array of the segments once, by name, and how the segments are made of them."""
+    arrays: dict[str, np.ndarray] = {}
+    names: dict[int, str] = {}
+
+    def named(array: np.ndarray, name: str) -> str:
+        if id(array) not in names:
+            names[id(array)] = name
+            arrays[name] = array
+        return names[id(array)]
+
+    described = []
+    for i, segment in enumerate(segments):
+        columns = {
+            name: {
+                "values": named(column.values, f"segment/{i}/{name}/values"),
+                "offsets": named(column.offsets, f"segment/{i}/{name}/offsets"),
+                "repeated": bool(column.repeated),
+                "dtype": column.dtype.str,
+            }
+            for name, column in segment.columns.items()
+        }
+        rollouts, live = (
+            named(array, f"segment/{i}/{name}")
+            for name, array in (("rollouts", segment.rollouts), ("live", segment.live))
+        )
+        described.append({"columns": columns, "rollouts": rollouts, "live": live})
+    return arrays, described
+
+
+def _from_arrays(arrays: dict[str, np.ndarray], described: Sequence[dict[str, Any]]) -> list[_Segment]:
+    return [
+        _Segment(
+            {
+                name: _Column(
+                    arrays[column["values"]],
+                    arrays[column["offsets"]],
+                    column["repeated"],
+                    np.dtype(column["dtype"]),
+                )
+                for name, column in segment["columns"].items()
+            },
+            arrays[segment["rollouts"]],
+            arrays[segment["live"]],
+        )
+        for segment in described
+    ]
 
 
 def check_rows(rows: Rows) -> None:

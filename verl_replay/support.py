@@ -211,6 +211,16 @@ def distillation(config: DictConfig, options: ReplayOptions) -> str | None:
     return None
 
 
+def remote_checkpoints(config: DictConfig, options: ReplayOptions) -> str | None:
+    folder = _get(config, "trainer.default_hdfs_dir")
+    if folder is not None and options.replays:
+        return (
+            f"trainer.default_hdfs_dir must be null, got {folder!r}: the buffer is not copied there, and a run resumed "
+            "from it would lack it. Set trainer.default_hdfs_dir=null, or replay=off."
+        )
+    return None
+
+
 CHECKS: tuple[Check, ...] = (
     trainer_mode,
     estimator,
@@ -225,4 +235,5 @@ CHECKS: tuple[Check, ...] = (
     rollout_log_probs,
     router_replay,
     distillation,
+    remote_checkpoints,
 )

@@ -47,6 +47,13 @@ class Selection(NamedTuple):
     evicted_age: int
 
 
+class Filtered(NamedTuple):
+    """(B,) bool each: which fresh rollouts survive, and which are of groups without NaN or infinity."""
+
+    keep: np.ndarray
+    finite: np.ndarray
+
+
 class ReplayTransform:
     """Filter, evict, draw, store: everything that replay decides, over one RolloutBuffer."""
 
@@ -60,15 +67,20 @@ class ReplayTransform:
         self._sampler = options.policy("sampler")
         self._compose = options.policy("composition")
 
-    def select(self, fresh: RolloutTable, *, step: int) -> Selection:
+    def filter(self, fresh: RolloutTable, *, step: int) -> Filtered:
+        """Decide which fresh rollouts survive. Changes nothing: what is wrong with their rows can still be told."""
+        finite = filters.finite_groups(fresh)
+        return Filtered(finite & _mask("filter", self._filter(fresh, step=step), fresh), finite)
+
+    def select(self, fresh: RolloutTable, *, step: int, filtered: Filtered | None = None) -> Selection:
         """Decide what the update of `step` trains on. Evicts from the buffer and counts uses; stores nothing yet.
 
         Args:
             fresh: (B,) this step's rollouts in canonical order, padding left out.
             step: t, from 1.
+            filtered: what `filter` said of them, where it was asked before.
         """
-        finite = filters.finite_groups(fresh)
-        keep = finite & _mask("filter", self._filter(fresh, step=step), fresh)
+        keep, finite = filtered or self.filter(fresh, step=step)
         survivors = np.flatnonzero(keep)
 
         evicted = self.buffer.keep(_mask("eviction", self._evict(self.buffer.table, step=step), self.buffer.table))

@@ -39,12 +39,46 @@ class Run:
 
     @cached_property
     def weights(self) -> str:
-        """Digest of the final weights."""
-        (path,) = (self.folder / "checkpoints").glob("global_step_*/actor/huggingface/model.safetensors")
+        """Digest of the final weights, of a run that saved once."""
+        (path,) = (self.folder / "checkpoints").glob("global_step_*")
+        return self.weights_of(int(path.name.rpartition("_")[2]))
+
+    def weights_of(self, step: int) -> str:
+        """Digest of the weights saved at a step."""
+        path = self.folder / "checkpoints" / f"global_step_{step}" / "actor/huggingface/model.safetensors"
         digest = hashlib.sha256()
         for name, array in sorted(load_file(path).items()):
             digest.update(name.encode() + array.tobytes())
         return digest.hexdigest()
+
+
+def recipe_command(steps: int, *overrides: str) -> list[str]:
+    """The tiny recipe as the tests run it: a few steps, two optimizer steps each, replay from the second."""
+    return [
+        "bash",
+        str(ROOT / "recipes/tiny_cpu/run.sh"),
+        f"trainer.total_training_steps={steps}",
+        f"trainer.save_freq={steps}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
+        "replay.warmup_steps=0",
+        "replay.diagnostics_every=1",
+        *overrides,
+    ]
+
+
+def recipe_environment(folder: Path, task: Path, module: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "DATA_DIR": str(task),
+        "OUTPUT_DIR": str(folder),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "MODULE": module,
+        "TIMEOUT": str(SECONDS_A_RUN),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -60,30 +94,16 @@ def task(tmp_path_factory) -> Path:
 def run_recipe(task, tmp_path_factory):
     """Runs the tiny recipe with overrides, through `module`."""
 
-    def run(name: str, *overrides: str, module: str = "tests.e2e.recording", steps: int = 4) -> Run:
-        folder = tmp_path_factory.mktemp(name)
-        command = [
-            "bash",
-            str(ROOT / "recipes/tiny_cpu/run.sh"),
-            f"trainer.total_training_steps={steps}",
-            f"trainer.save_freq={steps}",
-            "trainer.val_before_train=false",
-            "trainer.test_freq=-1",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4",  # two optimizer steps a step
-            "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
-            "replay.warmup_steps=0",
-            "replay.diagnostics_every=1",
-            *overrides,
-        ]
-        env = {
-            **os.environ,
-            "PYTHON": sys.executable,
-            "DATA_DIR": str(task),
-            "OUTPUT_DIR": str(folder),
-            "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-            "MODULE": module,
-            "TIMEOUT": str(SECONDS_A_RUN),
-        }
+    def run(
+        name: str,
+        *overrides: str,
+        module: str = "tests.e2e.recording",
+        steps: int = 4,
+        folder: Path | None = None,
+    ) -> Run:
+        folder = folder or tmp_path_factory.mktemp(name)
+        env = recipe_environment(folder, task, module)
+        command = recipe_command(steps, *overrides)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS_A_RUN + 120)
         output = done.stdout + done.stderr
         assert done.returncode == 0, f"{name} ended with {done.returncode}:\n{output[-6000:]}"

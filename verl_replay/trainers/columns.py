@@ -6,7 +6,10 @@ for all rows, so the list is made once from the config and asserted on everythin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,21 +79,77 @@ def read(data: TensorDict, names: Sequence[str]) -> dict[str, Ragged]:
     Raises:
         ValueError: a column is missing, of another dtype than verl's, or not one number a token.
     """
-    missing = sorted(set(names) - set(data.keys()))
+    check_present(names, data.keys())
+    return {name: _read(name, data[name]) for name in names}
+
+
+def check_present(names: Iterable[str], held: Iterable[str]) -> None:
+    """Raise ValueError where a column that is needed is not held by every row."""
+    held = set(held)
+    missing = sorted(set(names) - held)
     if missing:
         raise ValueError(
             f"verl's batch lacks the columns {missing}, which this configuration's update reads; it has "
-            f"{sorted(data.keys())}. TransferQueue drops a column for every row when one row lacks it: look for the "
+            f"{sorted(held)}. TransferQueue drops a column for every row when one row lacks it: look for the "
             "agent loop or the stage that does not write it on all rows, or set replay=off."
         )
-    columns = {name: to_ragged(data[name]) for name in names}
-    for name, column in columns.items():
-        if column.values.dtype != dtype(name):
+
+
+def _read(name: str, column: Any) -> Ragged:
+    if not isinstance(column, torch.Tensor):
+        raise ValueError(
+            f"column {name} must be one number a token, as verl writes it, got objects ({type(column).__name__}). "
+            "Look for the agent loop or the stage that writes it, or set replay=off."
+        )
+    if column.is_nested and column.layout != torch.jagged:  # what TransferQueue makes of rows that differ in kind
+        raise ValueError(
+            f"column {name} must be {dtype(name)} on every row, as verl writes it, got rows of different dtypes or "
+            "shapes. Look for the agent loop or the stage that writes it, or set replay=off."
+        )
+    got = str(column.dtype).removeprefix("torch.")
+    if got != str(dtype(name)):
+        raise ValueError(
+            f"column {name} must be {dtype(name)}, as verl writes it, got {got}. "
+            "Look for the agent loop or the stage that writes it, or set replay=off."
+        )
+    return to_ragged(column)
+
+
+def check(columns: Mapping[str, Ragged]) -> None:
+    """Raise ValueError where columns of one response disagree in length, or hold what verl's update cannot take."""
+    if PROMPT in columns:
+        check_prompts(columns[PROMPT].lengths)
+    of_response = {name: column for name, column in columns.items() if name != PROMPT}
+    if not of_response:
+        return
+    like, first = next(iter(of_response.items()))
+    for name, column in of_response.items():
+        if not np.array_equal(column.offsets, first.offsets):
+            lengths = f"{name} has {_some(column.lengths)} tokens a row, {like} {_some(first.lengths)}"
             raise ValueError(
-                f"column {name} must be {dtype(name)}, as verl writes it, got {column.values.dtype}. "
+                f"the columns of a response must have one number a token, but {lengths}. "
+                "Look for the agent loop or the stage that writes them, or set replay=off."
+            )
+    for name in {MASK, "loss_mask"} & set(columns):
+        mask = columns[name].values
+        if len(mask) and mask.view(np.uint64).max() > 1:  # less than 0 is more than 1, unsigned
+            raise ValueError(
+                f"{name} must hold 0 and 1, got {mask.min()} to {mask.max()}. "
                 "Look for the agent loop or the stage that writes it, or set replay=off."
             )
-    return columns
+
+
+def check_prompts(lengths: np.ndarray) -> None:
+    """Raise ValueError where a prompt is empty: verl takes the log-prob of a token from the place before it."""
+    if (lengths == 0).any():
+        raise ValueError(
+            f"every row must have a token of prompt, got none in {np.count_nonzero(lengths == 0)} of {len(lengths)} "
+            "rows. Look at the data set's prompts, or set replay=off."
+        )
+
+
+def _some(lengths: np.ndarray) -> str:
+    return str(lengths[:8].tolist()) + (" ..." if len(lengths) > 8 else "")
 
 
 def to_ragged(column: torch.Tensor) -> Ragged:
@@ -104,7 +163,10 @@ def to_ragged(column: torch.Tensor) -> Ragged:
             )
         return Ragged(values.numpy(), column.offsets().numpy())
     if column.dim() != 2:
-        raise ValueError(f"a column must be (rows, tokens), got {tuple(column.shape)}")
+        raise ValueError(
+            f"a column must be (rows, tokens), got {tuple(column.shape)}: rows with images or other modalities are not "
+            "supported. Use a text model, or set replay=off."
+        )
     rows, width = column.shape
     return Ragged(column.contiguous().view(-1).numpy(), np.arange(rows + 1) * width)
 
@@ -128,13 +190,56 @@ def dataset_index(data: TensorDict) -> list[int]:
             "set's rows extra_info.index, as verl's own data preparation does, or set replay=off."
         )
     column = data[INDEX]  # a tensor, an array or a list, as the storage backend pleases
-    return [int(i) for i in (column.tolist() if hasattr(column, "tolist") else column)]
+    return whole_numbers(column.tolist() if hasattr(column, "tolist") else list(column))
+
+
+def whole_numbers(index: Sequence[Any]) -> list[int]:
+    """The dataset indices as numbers. Raises ValueError naming the first that is none."""
+    return [_whole(i) for i in index]
+
+
+def _whole(index: Any) -> int:
+    if isinstance(index, Integral) or isinstance(index, float) and index.is_integer():
+        return int(index)
+    if isinstance(index, str) and index.removeprefix("-").isdecimal():
+        return int(index)
+    raise ValueError(
+        f"the column index must number the rows of the data set, got {index!r}. Give every row a whole number as "
+        "extra_info.index, as verl's own data preparation does, or set replay=off."
+    )
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """Raise ValueError where a key stands twice, or does not say session and trajectory."""
+    if len(set(keys)) < len(keys):
+        twice = next(key for key, count in Counter(keys).items() if count > 1)
+        raise ValueError(
+            f"a row must be in verl's batch once, but key {twice!r} stands in it twice. Remove the copies."
+        )
+    for key in keys:
+        if not (len(parts := key.rsplit("_", 2)) == 3 and all(map(_is_number, parts[1:]))):
+            raise ValueError(
+                f"a key of verl's batch must be uid_session_trajectory, the last two numbers, got {key!r}. "
+                "Write rows under the keys of verl's agent loop, or set replay=off."
+            )
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and str(int(text)) == text  # "01" would be another session than "1", of the same number
 
 
 def shared_index(keys: Sequence[str], index: Sequence[int]) -> bool:
     """Whether two groups have one dataset index, so that it does not order them (verl sets 0 where data has none)."""
-    groups = {key.rsplit("_", 2)[0]: int(i) for key, i in zip(keys, index, strict=True)}
+    groups = _least([key.rsplit("_", 2)[0] for key in keys], index)
     return len(set(groups.values())) < len(groups)
+
+
+def _least(groups: Sequence[str], values: Iterable[Any]) -> dict[str, Any]:
+    """The least value of each group, groups in order of first appearance."""
+    least: dict[str, Any] = {}
+    for group, value in zip(groups, values, strict=True):
+        least[group] = min(least.get(group, value), value)
+    return least
 
 
 def canonical_order(keys: Sequence[str], index: Sequence[int], prompts: Ragged | None = None) -> np.ndarray:
@@ -146,16 +251,16 @@ def canonical_order(keys: Sequence[str], index: Sequence[int], prompts: Ragged |
         prompts: tokens of each row's prompt, which order groups of one index. Needed where `shared_index` says so.
 
     Returns:
-        (rows,) int64 permutation. Two groups of one prompt in one step keep the order of their first appearance.
+        (rows,) int64 permutation. Two groups of one prompt in one step keep the order of their first appearance. The
+        rows of a group may differ in index and prompt (later trajectories of a session do); the least is the group's.
     """
     parts = [key.rsplit("_", 2) for key in keys]
-    seen: dict[str, int] = {}
-    group = [seen.setdefault(uid, len(seen)) for uid, _, _ in parts]
-    prompt = [tuple(prompts.row(i).tolist()) if prompts else () for i in range(len(keys))]
-    rank = [
-        (int(index[i]), prompt[i], group[i], int(session), int(trajectory))
-        for i, (_, session, trajectory) in enumerate(parts)
-    ]
+    uids = [uid for uid, _, _ in parts]
+    first = _least(uids, index)
+    prompt = _least(uids, (prompts.row(i).tolist() for i in range(len(keys)))) if prompts else dict.fromkeys(first, [])
+    by_rank = sorted(first, key=lambda uid: (first[uid], prompt[uid]))
+    group = {uid: rank for rank, uid in enumerate(by_rank)}
+    rank = [(group[uid], int(session), int(trajectory)) for uid, session, trajectory in parts]
     return np.array(sorted(range(len(keys)), key=rank.__getitem__), dtype=np.int64)
 
 
@@ -190,7 +295,11 @@ def tabulate(
 
     Returns:
         RolloutTable of N rollouts. verl scores the last trajectory of a session and gives all its rows that advantage.
+
+    Raises:
+        ValueError: as `check`.
     """
+    check(columns)
     order = np.arange(len(keys)) if order is None else order
     last = ranges[1:] - 1
     uids = [keys[row].rsplit("_", 2)[0] for row in last.tolist()]
@@ -221,6 +330,11 @@ def _first_where(values: Ragged, mask: Ragged) -> np.ndarray:
             if mask.values[at]:
                 first[row] = values.values[at]
     return first
+
+
+def with_loss(mask: Ragged) -> np.ndarray:
+    """(rows,) bool: whether a row has a token with loss."""
+    return _row_sums(mask, np.int64) > 0
 
 
 def _range_sums(values: np.ndarray, ranges: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from verl_replay import importance, metrics
+from verl_replay.checkpoint import State
 from verl_replay.layout import Layout, deal
 from verl_replay.options import ReplayOptions
 from verl_replay.ragged import Ragged, expand, offsets_of
@@ -42,6 +43,14 @@ class Fresh(NamedTuple):
     order: np.ndarray
     read: Read
 
+    @staticmethod
+    def none(names: Sequence[str]) -> Fresh:
+        """No rollouts, of a batch that is empty or nothing but padding; `names` are the columns decided on."""
+        nothing = np.empty(0, dtype=np.int64)
+        start = np.zeros(1, dtype=np.int64)
+        decided_on = {name: Ragged(np.empty(0, columns.dtype(name)), start) for name in names}
+        return Fresh([], start, nothing, nothing, decided_on, nothing, read=lambda names, rows: {})
+
     def rows(self, rollouts: np.ndarray) -> np.ndarray:
         """Row numbers of the rollouts at `rollouts`."""
         return expand(self.ranges, rollouts)
@@ -50,6 +59,7 @@ class Fresh(NamedTuple):
         """The named columns of the rows at `rows`; what was read before is not read again."""
         known = {name: self.decided_on[name].take(self.order[rows]) for name in names if name in self.decided_on}
         known |= self.read([name for name in names if name not in known], rows)
+        columns.check(known)
         return {name: known[name] for name in names}
 
 
@@ -102,6 +112,7 @@ class ReplayStage:
         self.stored_columns = columns.stored_columns(config, options)
         self.update_columns = columns.update_columns(config)
         self._reward = reward
+        self._config = config
         self._actor = config.actor_rollout_ref.actor
         self._rows_of_mini_batch = self._actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
         self._weighted_by_verl = columns.weighted_by_verl(config)
@@ -128,37 +139,63 @@ class ReplayStage:
             order=fresh.order,
             reward=self._reward,
         )
+        filtered = self.transform.filter(table, step=step)
+        rows_of_survivors = self._read_survivors(fresh, np.flatnonzero(filtered.keep))
+        # everything is read and checked: a batch that is refused has changed nothing
         self.groups_seen += len(np.unique(table.group))
-        chosen = self.transform.select(table, step=step)
-        log.update(self._store(fresh, table, chosen, step))
+        chosen = self.transform.select(table, step=step, filtered=filtered)
+        log.update(self._store(table.take(chosen.survivors), rows_of_survivors, step))
         log.update(metrics.selection(chosen, step=step, max_age=self.options.max_age))
-        rows = fresh.rows(chosen.trained)
-        survivors = len(fresh.rows(chosen.survivors))
-        trained = len(rows) + chosen.replayed.rows.count
-        if not survivors or not trained:
+        layout = self._layout(fresh, chosen, batch_rows, ranks)
+        if layout is None:
             log.update(metrics.update(updates=0, null_rows=0, trained_tokens=0))
             return None
-        layout = deal(
-            fresh.lengths[rows],
-            columns.sequence_lengths(chosen.replayed.rows),
-            updates=min(batch_rows // self._rows_of_mini_batch, survivors, trained),
-            ranks=ranks,
-            multiple_of=1 if self._actor.use_dynamic_bsz else self._actor.ppo_micro_batch_size_per_gpu,
-        )
-        plan = self._plan(fresh, chosen, layout, rows, batch_rows)
+        plan = self._plan(fresh, chosen, layout, fresh.rows(chosen.trained), batch_rows)
         tokens = int(table.tokens[chosen.trained].sum() + chosen.replayed.table.tokens.sum())
-        nulls = 0 if plan.untouched else layout.null_rows
-        log.update(metrics.update(layout.updates, null_rows=nulls, trained_tokens=tokens))
+        updates, nulls = (self._stock_updates(batch_rows), 0) if plan.untouched else (layout.updates, layout.null_rows)
+        log.update(metrics.update(updates, null_rows=nulls, trained_tokens=tokens))
         return plan
 
-    def _store(self, fresh: Fresh, table: RolloutTable, chosen: Selection, step: int) -> dict[str, float]:
-        stored = evicted = 0
-        if self.options.replays and len(chosen.survivors):
-            offsets = offsets_of(np.diff(fresh.ranges)[chosen.survivors])
-            rows = Rows(fresh.columns(self.stored_columns, fresh.rows(chosen.survivors)), offsets)
-            stored = len(chosen.survivors)
-            evicted = self.transform.store(table.take(chosen.survivors), rows, step=step)
-        return metrics.buffer(self.transform.buffer, stored=stored, evicted_capacity=evicted)
+    def _stock_updates(self, batch_rows: int) -> int:
+        """U: optimizer steps an epoch that verl takes without replay; one where a batch is less than a mini-batch."""
+        return max(batch_rows // self._rows_of_mini_batch, 1)
+
+    def _layout(self, fresh: Fresh, chosen: Selection, batch_rows: int, ranks: int) -> Layout | None:
+        """The order of the rows, or None where no fresh survivor or no row at all has a token with loss.
+
+        Rows without one (answers cut off or rejected) are dealt last and by number alone, and a mini-batch of nothing
+        else is not made: it would have no token to average over.
+        """
+        rows, replayed = fresh.rows(chosen.trained), chosen.replayed.rows
+        of_fresh = columns.with_loss(fresh.decided_on[columns.MASK])[fresh.order]
+        of_replayed = columns.with_loss(replayed.columns[columns.MASK]) if replayed.count else np.zeros(0, bool)
+        loss = np.concatenate([of_fresh[rows], of_replayed, [False]])  # the last is any null row, -1
+        survivors = np.count_nonzero(of_fresh[fresh.rows(chosen.survivors)])
+        most = min(self._stock_updates(batch_rows), survivors, np.count_nonzero(loss))
+        for updates in range(most, 0, -1):
+            layout = deal(
+                fresh.lengths[rows] * of_fresh[rows],
+                columns.sequence_lengths(replayed) * of_replayed,
+                updates=updates,
+                ranks=ranks,
+                multiple_of=1 if self._actor.use_dynamic_bsz else self._actor.ppo_micro_batch_size_per_gpu,
+            )
+            if loss[layout.order.reshape(ranks, updates, -1)].any(axis=(0, 2)).all():
+                return layout
+        return None
+
+    def _read_survivors(self, fresh: Fresh, survivors: np.ndarray) -> Rows | None:
+        """The rows to store, or None where nothing stored is ever drawn."""
+        if not self.options.replays or not len(survivors):
+            return None
+        offsets = offsets_of(np.diff(fresh.ranges)[survivors])
+        return Rows(fresh.columns(self.stored_columns, fresh.rows(survivors)), offsets)
+
+    def _store(self, survivors: RolloutTable, rows: Rows | None, step: int) -> dict[str, float]:
+        if rows is None:
+            return metrics.buffer(self.transform.buffer, stored=0, evicted_capacity=0)
+        evicted = self.transform.store(survivors, rows, step=step)
+        return metrics.buffer(self.transform.buffer, stored=len(survivors), evicted_capacity=evicted)
 
     def _plan(self, fresh: Fresh, chosen: Selection, layout: Layout, rows: np.ndarray, batch_rows: int) -> Plan:
         fresh_weight = np.repeat(chosen.trained_weight, np.diff(fresh.ranges)[chosen.trained])
@@ -173,10 +210,41 @@ class ReplayStage:
             fresh_weight=fresh_weight,
             replayed_weight=replayed_weight,
             layout=layout,
-            untouched=len(rows) == batch_rows and every_row_once and not len(replayed_weight) and not reweighted,
+            untouched=(
+                len(rows) == batch_rows
+                and batch_rows % self._rows_of_mini_batch == 0  # verl itself refuses others
+                and every_row_once
+                and not len(replayed_weight)
+                and not reweighted
+            ),
             weighted=ours or self._weighted_by_verl,
             rewritten=repeats or reweighted or (ours and not self._weighted_by_verl),
         )
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """The buffer and what else later steps depend on."""
+        arrays, meta = self.transform.buffer.state()
+        return State(arrays, {**meta, "groups_seen": self.groups_seen})
+
+    def load(self, state: State) -> int:
+        """Go on from a state. Returns how many rollouts the capacity evicted. Raises ValueError as the buffer does."""
+        groups_seen = state.meta["groups_seen"]
+        evicted = self.transform.buffer.load(state)
+        self.groups_seen = groups_seen
+        return evicted
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a run must have in common with another to use its rollouts: what their columns are and mean."""
+        return {
+            "columns": sorted(self.stored_columns),
+            "temperature": float(self._config.actor_rollout_ref.rollout.temperature),
+            "advantage": str(self._config.algorithm.adv_estimator),
+            "advantage_by_std": bool(self._config.algorithm.get("norm_adv_by_std_in_grpo", True)),
+            "reward": self._reward,
+            "unit": self.options.unit,
+        }
 
     # ---- rows to send ------------------------------------------------------------------------------------------------
 

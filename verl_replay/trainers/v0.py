@@ -6,7 +6,7 @@ ReplayMixinV0 goes in front of RayPPOTrainer or of any trainer that calls its _u
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from verl_replay.ragged import Ragged
 from verl_replay.store import Rows
 from verl_replay.support import check_config
 from verl_replay.trainers import columns, padded
+from verl_replay.trainers.resuming import ResumingMixin
 from verl_replay.trainers.stage import Fresh, Plan, ReplayStage, batch_sizes
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 _ROW = "verl_replay_row"
 
 
-class ReplayMixinV0:
+class ReplayMixinV0(ResumingMixin):
     """Adds replay to a V0 trainer by overriding `_update_actor`. fit() keeps the fresh batch, as in V1."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -40,16 +41,6 @@ class ReplayMixinV0:
                 )
             self.replay_stage = ReplayStage(self.config, self._replay_options, reward=columns.REWARD)
             self._generated_order: np.ndarray | None = None
-
-    def _load_checkpoint(self) -> Any:
-        loaded = super()._load_checkpoint()
-        if self.global_steps and self._replay_options.enabled and self._replay_options.replays:
-            logger.warning(
-                "verl_replay: resumed at step %d with an EMPTY buffer: the buffer is not part of the checkpoint yet. "
-                "Nothing is replayed until it has filled again.",
-                self.global_steps,
-            )
-        return loaded
 
     def _balance_batch(self, batch: DataProto, *args: Any, **kwargs: Any) -> Any:
         """verl's own, which reorders rows; remembers in which order they were generated."""
@@ -85,18 +76,14 @@ class ReplayMixinV0:
         return output
 
     def _read_fresh(self, batch: DataProto) -> Fresh:
-        generated = self._generated_order
-        generated = np.arange(len(batch)) if generated is None else generated
-        uids = batch.non_tensor_batch["uid"].tolist()
-        keys = [""] * len(batch)
-        counts: dict[str, int] = {}
-        for row in np.argsort(generated).tolist():  # V0 has no session numbers: counted as the rollouts were generated
-            counts[uids[row]] = counts.get(uids[row], -1) + 1
-            keys[row] = f"{uids[row]}_{counts[uids[row]]}_0"
+        padded.check(batch, [*self.replay_stage.decision_columns, *self.replay_stage.stored_columns])
+        keys, index = self._keys(batch), _index(batch)
+        columns.check_keys(keys)
         every = np.arange(len(batch))
-        index = [int(i) for i in batch.non_tensor_batch.get(columns.INDEX, np.zeros(len(batch)))]
-        prompts = padded.read(batch, [columns.PROMPT], every)[columns.PROMPT]
-        order = columns.canonical_order(keys, index, prompts if columns.shared_index(keys, index) else None)
+        prompts = None
+        if columns.shared_index(keys, index):
+            prompts = padded.read(batch, [columns.PROMPT], every)[columns.PROMPT]
+        order = columns.canonical_order(keys, index, prompts)
         keys = [keys[row] for row in order.tolist()]
 
         def read(wanted: Sequence[str], rows: np.ndarray) -> dict[str, Ragged]:
@@ -111,6 +98,18 @@ class ReplayMixinV0:
             order=order,
             read=read,
         )
+
+    def _keys(self, batch: DataProto) -> list[str]:
+        """A key of V1's form for every row. V0 has no session numbers: counted as the rollouts were generated."""
+        groups = _groups(batch)
+        generated = self._generated_order
+        generated = np.arange(len(batch)) if generated is None or len(generated) != len(batch) else generated
+        keys = [""] * len(batch)
+        counts: dict[int, int] = {}
+        for row in np.argsort(generated).tolist():
+            counts[groups[row]] = counts.get(groups[row], -1) + 1
+            keys[row] = f"{groups[row]}_{counts[groups[row]]}_0"
+        return keys
 
     def _compose(
         self, batch: DataProto, fresh: Fresh, plan: Plan, ranks: int, log: dict[str, Any], timing: dict[str, float]
@@ -154,6 +153,32 @@ class ReplayMixinV0:
         output, _ = self._compute_old_log_prob(composed)
         composed.batch[columns.LOG_PROB] = output.batch["old_log_probs"]
         return padded.read(composed, [columns.LOG_PROB], np.arange(rows.count))[columns.LOG_PROB]
+
+
+def _groups(batch: DataProto) -> list[int]:
+    """The group of each row, numbered as they come: rows of equal uid, whatever a uid is, as verl's own advantage."""
+    uids = batch.non_tensor_batch.get("uid")
+    if uids is None or np.shape(uids) != (len(batch),) or not all(isinstance(uid, Hashable) for uid in uids):
+        got = "none" if uids is None else f"{type(uids).__name__} {np.shape(uids)}"
+        raise ValueError(
+            f"verl's batch must have a uid a row, ({len(batch)},) in non_tensor_batch, got {got}. "
+            "Look for the stage that should write it, or set replay=off."
+        )
+    seen: dict[Any, int] = {}
+    return [seen.setdefault(uid, len(seen)) for uid in uids.tolist()]
+
+
+def _index(batch: DataProto) -> list[int]:
+    """Dataset index of each row's prompt; 0 where the batch has none, so that prompts order the groups."""
+    index = batch.non_tensor_batch.get(columns.INDEX)
+    if index is None:
+        return [0] * len(batch)
+    if np.shape(index) != (len(batch),):
+        raise ValueError(
+            f"the column index must have one entry a row, ({len(batch)},), got {np.shape(index)}. "
+            "Look for the stage that writes it, or set replay=off."
+        )
+    return columns.whole_numbers(index.tolist())
 
 
 def _row_by_row(rows: Rows) -> Rows:

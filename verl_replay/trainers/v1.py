@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,13 @@ from verl_replay.ragged import Ragged
 from verl_replay.store import Rows
 from verl_replay.support import check_config
 from verl_replay.trainers import columns
+from verl_replay.trainers.resuming import ResumingMixin
 from verl_replay.trainers.stage import Fresh, Plan, ReplayStage, batch_sizes
 
 logger = logging.getLogger(__name__)
 
 
-class ReplayMixin:
+class ReplayMixin(ResumingMixin):
     """Adds replay to a V1 trainer by overriding `_update_actor`.
 
     fit() keeps the fresh batch: verl's critic/*, lengths and dumps describe fresh rollouts, actor/* the whole update.
@@ -50,15 +52,6 @@ class ReplayMixin:
             raise ValueError(
                 "replay needs a text model, but this one has a processor for other modalities, whose inputs are not "
                 "stored. Use a text model, or set replay=off."
-            )
-
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
-        if self.global_steps and self._replay_options.enabled and self._replay_options.replays:
-            logger.warning(
-                "verl_replay: resumed at step %d with an EMPTY buffer: the buffer is not part of the checkpoint yet. "
-                "Nothing is replayed until it has filled again.",
-                self.global_steps,
             )
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -87,6 +80,11 @@ class ReplayMixin:
         real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         keys, tags = [batch.keys[i] for i in real], [batch.tags[i] for i in real]
         wanted = self.replay_stage.decision_columns
+        if not keys:
+            return Fresh.none(wanted)
+        columns.check_keys(keys)
+        _check_tags(keys, tags, ["seq_len", *self._tags_of_birth])
+        self._check_held(keys, batch.partition_id)
         data = self._get(keys, batch.partition_id, [*wanted, columns.INDEX])
         order = columns.canonical_order(keys, *self._ordered_by(keys, data, batch.partition_id))
         keys, tags = [keys[i] for i in order.tolist()], [tags[i] for i in order.tolist()]
@@ -109,6 +107,18 @@ class ReplayMixin:
             read=read,
         )
 
+    def _check_held(self, keys: list[str], partition: str) -> None:
+        """Raise ValueError where TransferQueue lacks a row, or a row a column that is read or sent; reads no data."""
+        held = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=partition, create=False)
+        if held.size != len(keys):
+            raise ValueError(
+                f"TransferQueue must hold every row of verl's batch, got {held.size} of {len(keys)} in partition "
+                f"{partition!r}. Clear rows only after the step that trains on them."
+            )
+        stage = self.replay_stage
+        needed = {*stage.decision_columns, *stage.stored_columns, *stage.update_columns, *columns.DERIVED}
+        columns.check_present(needed, held.field_names)
+
     def _get(self, keys: list[str], partition: str, wanted: Sequence[str]) -> TensorDict:
         return tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=list(wanted))
 
@@ -119,6 +129,8 @@ class ReplayMixin:
             return index, None
         wanted = [columns.PROMPT]
         return index, columns.read(self._get(keys, partition, wanted), wanted)[columns.PROMPT]
+
+    _tags_of_birth: tuple[str, ...] = ()  # that _born reads
 
     def _born(self, tag: dict[str, Any]) -> int:
         """t_b, the step whose update a row is born into."""
@@ -220,6 +232,8 @@ class ReplayTrainerSync(ReplayMixin, PPOTrainerSync):
 class _BornAhead(ReplayMixin):
     """For modes in which rollouts run ahead: a rollout is born into the update after the weights that began it."""
 
+    _tags_of_birth = ("min_global_steps",)
+
     def _born(self, tag: dict[str, Any]) -> int:
         return int(tag["min_global_steps"]) + 1  # min_global_steps is the version of the weights, 0 for step 1
 
@@ -237,6 +251,16 @@ TRAINERS = {  # by trainer.v1.trainer_mode
     "colocate_async": ReplayTrainerColocateAsync,
     "separate_async": ReplayTrainerSeparateAsync,
 }
+
+
+def _check_tags(keys: Sequence[str], tags: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    for key, tag in zip(keys, tags, strict=True):
+        for name in names:
+            if not isinstance(number := tag.get(name), Integral) or number < 0:
+                raise ValueError(
+                    f"tag {name} of every row must be a whole number >= 0, as verl's agent loop writes it, got "
+                    f"{number!r} of {key!r}. Look for what wrote the row, or set replay=off."
+                )
 
 
 def _assign(batch: KVBatchMeta, **sizes: Any) -> None:
