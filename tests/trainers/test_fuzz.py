@@ -18,7 +18,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -481,6 +481,7 @@ def test_v0_trains_on_odd_rows_rightly(arm, ranks, steps, more, seed):
     steps=st.lists(odd, max_size=4),
     seed=seeds,
 )
+@example(arm="pooled_per", ranks=1, steps=[[], [fuzzing.not_finite], []], seed=0)  # drawn rows alone, none fresh
 def test_v1_trains_on_odd_rows_rightly(arm, ranks, steps, seed):
     rng, births, hook = np.random.default_rng(seed), Births(), V1(arm, ranks)
     for step, oddities in enumerate(steps, start=1):

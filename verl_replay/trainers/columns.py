@@ -7,7 +7,7 @@ for all rows, so the list is made once from the config and asserted on everythin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -115,8 +115,12 @@ def _read(name: str, column: Any) -> Ragged:
     return to_ragged(column)
 
 
-def check(columns: Mapping[str, Ragged]) -> None:
-    """Raise ValueError where columns of one response disagree in length, or hold what verl's update cannot take."""
+def check(columns: Mapping[str, Ragged], *, checked: Container[str] = ()) -> None:
+    """Raise ValueError where columns of one response disagree in length, or hold what verl's update cannot take.
+
+    Args:
+        checked: columns whose numbers were checked before.
+    """
     if PROMPT in columns:
         check_prompts(columns[PROMPT].lengths)
     of_response = {name: column for name, column in columns.items() if name != PROMPT}
@@ -131,7 +135,7 @@ def check(columns: Mapping[str, Ragged]) -> None:
                 "Look for the agent loop or the stage that writes them, or set replay=off."
             )
     for name in {MASK, "loss_mask"} & set(columns):
-        mask = columns[name].values
+        mask = columns[name].values if name not in checked else ()
         if len(mask) and mask.view(np.uint64).max() > 1:  # less than 0 is more than 1, unsigned
             raise ValueError(
                 f"{name} must hold 0 and 1, got {mask.min()} to {mask.max()}. "
@@ -333,8 +337,13 @@ def _first_where(values: Ragged, mask: Ragged) -> np.ndarray:
 
 
 def with_loss(mask: Ragged) -> np.ndarray:
-    """(rows,) bool: whether a row has a token with loss."""
-    return _row_sums(mask, np.int64) > 0
+    """(rows,) bool: whether a row has a token with loss. Most begin with one; only the others are looked through."""
+    loss = np.zeros(len(mask), dtype=bool)
+    filled = mask.lengths > 0
+    loss[filled] = mask.values[mask.offsets[:-1][filled]] > 0
+    for row in np.flatnonzero(filled & ~loss).tolist():
+        loss[row] = mask.row(row).any()
+    return loss
 
 
 def _range_sums(values: np.ndarray, ranges: np.ndarray) -> np.ndarray:
@@ -370,6 +379,11 @@ def null_rows(count: int, names: Sequence[str], token: int) -> Rows:
         for name in names
     }
     return Rows(columns, np.arange(count + 1))
+
+
+def of_no_rows(names: Iterable[str]) -> dict[str, Ragged]:
+    """The named columns without a row."""
+    return {name: Ragged(np.empty(0, dtype(name)), np.zeros(1, np.int64)) for name in names}
 
 
 def sequence_lengths(rows: Rows) -> np.ndarray:

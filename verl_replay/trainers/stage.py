@@ -48,8 +48,7 @@ class Fresh(NamedTuple):
         """No rollouts, of a batch that is empty or nothing but padding; `names` are the columns decided on."""
         nothing = np.empty(0, dtype=np.int64)
         start = np.zeros(1, dtype=np.int64)
-        decided_on = {name: Ragged(np.empty(0, columns.dtype(name)), start) for name in names}
-        return Fresh([], start, nothing, nothing, decided_on, nothing, read=lambda names, rows: {})
+        return Fresh([], start, nothing, nothing, columns.of_no_rows(names), nothing, lambda names, rows: {})
 
     def rows(self, rollouts: np.ndarray) -> np.ndarray:
         """Row numbers of the rollouts at `rollouts`."""
@@ -57,9 +56,11 @@ class Fresh(NamedTuple):
 
     def columns(self, names: Sequence[str], rows: np.ndarray) -> dict[str, Ragged]:
         """The named columns of the rows at `rows`; what was read before is not read again."""
+        if not len(rows):  # a pooled draw may leave out every fresh row; TransferQueue reads no less than one
+            return columns.of_no_rows(names)
         known = {name: self.decided_on[name].take(self.order[rows]) for name in names if name in self.decided_on}
         known |= self.read([name for name in names if name not in known], rows)
-        columns.check(known)
+        columns.check(known, checked=self.decided_on)
         return {name: known[name] for name in names}
 
 
