@@ -11,8 +11,6 @@ from scripts.evaluating.grading import Answer, Grader, load_reward, score_of
 from scripts.evaluating.store import Store, read_generations
 from tests.evaluating.stub import REWARD, generation
 
-BENCH = ROOT.parent / "shared" / "data" / "bench"
-
 
 @pytest.mark.parametrize(
     ("result", "score"),

@@ -9,8 +9,6 @@ from scripts.evaluating.scoring import average, compare, powers, score_benchmark
 from scripts.evaluating.store import Generation
 from tests.evaluating.stub import generation
 
-BENCH = ROOT.parent / "shared" / "data" / "bench"
-
 
 def rows(scores: dict[str, list[float]], **more) -> list[Generation]:
     return [
