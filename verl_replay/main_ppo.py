@@ -1,6 +1,7 @@
 """verl's main_ppo with replay: `python -m verl_replay.main_ppo <the overrides of your verl command> replay=pooled`.
 
-The configuration is checked before Ray starts: a wrong option costs seconds. DRY_RUN=1 checks it and stops there.
+The configuration is checked before Ray starts: a wrong option costs seconds. DRY_RUN=1 checks more, says what the run
+needs and costs, and stops there; DRY_RUN=strict also fails where an input is missing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
+from verl_replay.feasible import faults
 from verl_replay.options import ReplayConfigError
 from verl_replay.platforms.cpu_environment import fill_environment
 from verl_replay.support import check_config
@@ -25,8 +27,12 @@ def train(config: DictConfig, task_runner_class: Any = None) -> None:
         task_runner_class: Ray actor class to run in; by default ReplayTaskRunner, or ReplayTaskRunnerV0 with
             trainer.use_v1=false.
     """
+    dry = os.environ.get("DRY_RUN", "0")
+    dry_run = dry not in ("", "0")
     try:
-        check_config(config)
+        options = check_config(config)
+        if found := faults(config, baseline=dry_run) if options.enabled or dry_run else []:
+            raise ReplayConfigError(found)
     except ReplayConfigError as error:
         sys.exit("\n".join(f"verl_replay: {fault}" for fault in error.faults))
 
@@ -39,10 +45,25 @@ def train(config: DictConfig, task_runner_class: Any = None) -> None:
 
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    if os.environ.get("DRY_RUN", "0") not in ("", "0"):
-        print("verl_replay: the configuration is valid (DRY_RUN: nothing was started)")
+    if dry_run:
+        print_dry_run(config, strict=dry == "strict")
         return
     run_ppo(config, task_runner_class or (ReplayTaskRunner if config.trainer.use_v1 else ReplayTaskRunnerV0))
+
+
+def print_dry_run(config: DictConfig, *, strict: bool) -> None:
+    """Say what the run needs and costs; exit where `strict` and an input is missing."""
+    from verl_replay.dry_run.inputs import missing
+    from verl_replay.dry_run.report import gpu_named, report
+
+    try:
+        text, found = report(config, gpu_named(os.environ))
+    except ValueError as error:
+        sys.exit(f"verl_replay: {error}")
+    print(text)
+    print("verl_replay: the configuration is valid (DRY_RUN: nothing was started)")
+    if strict and (absent := missing(found)):
+        sys.exit("\n".join(f"verl_replay: {each.what} is missing: {each.where}" for each in absent))
 
 
 @hydra.main(config_path="config", config_name="replay_trainer", version_base=None)
