@@ -13,8 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.evaluating.problems import Benchmark
+
 Reward = Callable[..., Any]
-AT_ONCE = 32  # answers that travel to a worker together, at most
+AT_ONCE = 64  # answers that travel to a worker together, at most
 MOST_WORKERS = 8
 
 
@@ -93,6 +95,21 @@ def grade(reward: Reward, answers: Sequence[Answer]) -> list[float]:
         except Exception as error:
             raise ValueError(f"grading failed on {answer.key}: {type(error).__name__}: {error}") from error
     return scores
+
+
+def check_reward(reward: Reward, benchmarks: Sequence[Benchmark]) -> None:
+    """Grade an empty answer of every kind of problem, before hours go into answers that cannot be graded.
+
+    Raises:
+        ValueError: the reward function fails.
+    """
+    first = {problem.data_source: (b.name, problem) for b in benchmarks for problem in b.problems[::-1]}
+    for name, problem in first.values():
+        answer = Answer((name, problem.id, 0), problem.data_source, "", problem.ground_truth, problem.extra_info)
+        try:
+            grade(reward, [answer])
+        except ValueError as error:
+            raise ValueError(f"{error}. An empty answer was tried; give another --reward, or other --data.") from error
 
 
 _reward: Reward | None = None  # of a worker process

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from scripts.evaluating import prompts, scoring
 from scripts.evaluating.engine import Engine, Sampling
-from scripts.evaluating.grading import Grader, default_workers, load_reward
+from scripts.evaluating.grading import Grader, check_reward, default_workers, load_reward
 from scripts.evaluating.models import find_model, merge, model_digest
 from scripts.evaluating.problems import Benchmark, read_benchmarks
 from scripts.evaluating.progress import Watch
@@ -64,7 +64,7 @@ class Session:
         source = find_model(given.model)
         benchmarks = read_benchmarks(given.data, suffix=given.suffix, limit=given.limit)
         data = {benchmark.name: benchmark.digest for benchmark in benchmarks}
-        load_reward(given.reward)
+        check_reward(load_reward(given.reward), benchmarks)
         base = scoring.read_results(given.baseline) if given.baseline else None
         if base:
             scoring.check_baseline(base, data, given.baseline)

@@ -169,9 +169,19 @@ def test_answers_that_the_context_cuts_are_announced(model, data, tmp_path):
 
 def test_an_error_of_the_reward_names_the_answer(model, data, tmp_path):
     reward = tmp_path / "reward.py"
-    reward.write_text("def f(data_source, solution_str, ground_truth, extra_info):\n    return 1 / 0\n")
+    reward.write_text(
+        "def f(data_source, solution_str, ground_truth, extra_info):\n    return 1 / (not solution_str)\n"
+    )
     with pytest.raises(ValueError, match=r"grading failed on \('sums', .*ZeroDivisionError"):
         run_stub(model, data, tmp_path / "out", "--reward", f"{reward}:f")
+
+
+def test_a_reward_that_knows_no_such_problems_is_refused_before_the_start(model, tmp_path):
+    data = tmp_path / "unknown.jsonl"
+    data.write_text('{"id": 7, "problem": "a", "answer": "b"}\n')
+    with pytest.raises(ValueError, match=r"grading failed on \('unknown', '7', 0\).*no rule for data_source.*--reward"):
+        run_stub(model, data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_two_evaluations_of_one_folder_are_refused(model, data, whole):
