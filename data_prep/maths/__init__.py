@@ -1,0 +1,1 @@
+"""Real maths data for training and evaluation, and the reward on it."""
