@@ -31,7 +31,12 @@ INSIDE = "VERL_REPLAY_EVALUATE"  # set in the process that does the work
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder, or verl's global_step_N")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        help="Hugging Face folder, or verl's global_step_N (merged into OUTPUT/model)",
+    )
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="parquet or jsonl files, one a benchmark")
     parser.add_argument("--output", type=Path, required=True, help="folder; an unfinished evaluation there goes on")
     parser.add_argument("--baseline", type=Path, help="--output folder of another evaluation on the same data")

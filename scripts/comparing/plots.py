@@ -12,6 +12,7 @@ import pandas as pd
 matplotlib.use("Agg")  # files only
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
 
 from scripts.comparing.arms import mean_curve
 from scripts.comparing.series import GENERATED, TRAINED
@@ -29,6 +30,8 @@ def plot_curves(arms: Mapping[str, Sequence[pd.DataFrame]], path: Path) -> None:
             _panel(axes, arms, column, against)
             axes.set(xlabel=label, ylabel=_ROWS[column])
             axes.grid(alpha=0.3)
+            if against != "step":
+                axes.xaxis.set_major_formatter(EngFormatter())
     panels[0][0].legend(fontsize="small")
     figure.savefig(path, dpi=110)
     plt.close(figure)

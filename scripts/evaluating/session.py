@@ -139,7 +139,7 @@ class Session:
         write_json(self.given.output / RESULTS, results)
         write_text(self.given.output / REPORT, text)
         plot(results, self.base, self.given.output / PLOT)
-        self.console.print(escape(text))
+        Console(soft_wrap=True).print(escape(text))
         return results
 
     def close(self) -> None:

@@ -77,6 +77,7 @@ def test_the_interval_over_seeds_is_that_of_independent_means(rng):
     error = math.sqrt(ours.var() / 400 + base.var() / 300)
     assert found.estimate == pytest.approx(ours.mean() - base.mean())
     assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.05)
+    assert (found.low + found.high) / 2 == pytest.approx(found.estimate, abs=0.1 * error)
     assert math.isnan(difference_over_seeds(ours, base[:1], rng).low)
     swapped = difference_over_seeds(base, ours, np.random.default_rng(0))
     assert swapped.estimate == pytest.approx(-found.estimate)

@@ -39,9 +39,7 @@ def test_logs_that_do_not_tell_their_tokens():
 
 
 def test_accuracy_is_the_mean_of_benchmarks_unless_one_is_named(tmp_path):
-    frame = pd.DataFrame(
-        {VAL: [0.2, np.nan], "val-core/b/acc/mean@4": [0.4, np.nan], "other": [1.0, 2.0]}, index=[1, 4]
-    )
+    frame = pd.DataFrame({VAL: [0.2, 0.9], "val-core/b/acc/mean@4": [0.4, np.nan], "other": [1.0, 2.0]}, index=[1, 4])
     found, assumed = series_of(frame)
     assert found["accuracy"].iloc[0] == pytest.approx(0.3) and math.isnan(found["accuracy"].iloc[1])
     assert any("plain mean of" in text for text in assumed) and any("2 steps are not in the log" in t for t in assumed)
