@@ -16,6 +16,7 @@ What was recorded stays as it was: had replay changed the policy, its rewards wo
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -98,8 +99,12 @@ def _check(given: argparse.Namespace) -> None:
         value = getattr(given, name)
         if value is not None and value < minimum:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {minimum}, got {value}. Set it higher.")
-    if given.output.exists() and not given.output.is_dir():
-        raise ValueError(f"--output must be a folder, got the file {given.output}. Name another.")
+    there = next(path for path in (given.output.absolute(), *given.output.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"--output must be a folder that can be written, got {given.output}; {there} is "
+            f"{'not writable' if there.is_dir() else 'a file'}. Name another."
+        )
 
 
 def _check_lengths(given: argparse.Namespace, known: dict[str, str]) -> None:

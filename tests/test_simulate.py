@@ -135,7 +135,11 @@ def test_runs_are_kept_apart(tmp_path):
     alone = run(write_lines(tmp_path / "a.jsonl", by_hand()), "--set", *HAND)
     assert of(together, run="a") == of(together, run="b") == of(alone, run="a")
     assert of(together)["drawn"] == 2 * of(alone)["drawn"] and of(together)["size_max"] == of(alone)["size_max"] == 12
-    assert of(together)["nbytes_max"] == of(alone)["nbytes_max"]
+    shorter = run(write_lines(tmp_path / "two.jsonl", [*by_hand(), *by_hand((1, 2), run="b")]), "--set", *HAND)
+    assert [of(shorter, run=name)["size_max"] for name in "ab"] == [12, 8]
+    for peak in ("size_max", "stored_tokens_max", "nbytes_max"):  # of any run
+        assert of(shorter)[peak] == of(shorter, run="a")[peak] > of(shorter, run="b")[peak]
+    assert of(shorter)["size_last_mean"] == (12 + 8) / 2
 
 
 def test_ragged_groups(tmp_path):
@@ -155,6 +159,7 @@ def test_rewards_that_are_not_numbers(tmp_path):
     results = run(write_lines(tmp_path / "a.jsonl", lines))
     assert results["runs"]["a"]["nonfinite_groups"] == 4
     assert results["runs"]["a"]["zero_variance_frac"] == 1 / 6
+    assert results["runs"]["a"]["reward_mean"] == 9 / 14  # of those that are finite in verl's float32
     assert of(results, run="a")["over_steps"]["survivors"] == [3]
     assert any("a: 4 of 6 groups hold a NaN" in line for line in results["advice"])
 
@@ -370,7 +375,9 @@ def test_a_bad_line_an_empty_file_and_a_bad_output(tmp_path, capsys):
     empty = write_lines(tmp_path / "empty.jsonl", [])
     assert "holds no rollout" in refused(capsys, str(empty), "--output", str(tmp_path / "out"))
     good = write_lines(tmp_path / "good.jsonl", by_hand())
-    assert "--output must be a folder" in refused(capsys, str(good), "--output", str(empty))
+    for below in ("", "x/y"):
+        told = refused(capsys, str(good), "--output", str(empty / below))
+        assert "--output must be a folder that can be written" in told and f"{empty} is a file" in told
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -438,7 +445,7 @@ def test_without_lengths_there_are_no_tokens_and_with_a_mean_there_are(tmp_path)
         (["warmup_steps=5"], "warmup_steps=5 is no shorter than 1 of 1 runs (up to step 5), which draw nothing."),
         (["capacity=11"], "capacity=11 evicts 3 rollouts before their age does. Set capacity=12 or more"),
         (["ratio=3"], "in 3 of 3 steps that draw, the buffer holds fewer rollouts than ratio=3 asks for."),
-        (["max_age=5"], "max_age=5 is no shorter than the recording (5 steps)"),
+        (["max_age=4"], "nothing in this recording (5 steps) gets older than max_age=4:"),
         (["eviction=none"], "eviction=none never filled the capacity (20 of 30000 rollouts)"),
         (["filter=zero_variance", "--mini-batches", "5"], "in 5 of 5 steps fewer rollouts survive than there are"),
     ],
@@ -452,7 +459,9 @@ def test_advice_where_something_is_off(tmp_path, settings, told):
     sets = [f"{name}={value}" for name, value in fine.items() if name not in named]
     results = run(path, *plain, *sets, *settings)
     assert any(told in line for line in results["settings"][0]["advice"])
-    assert run(path, *plain, *(f"{n}={v}" for n, v in fine.items()))["settings"][0]["advice"] == []
+    for age, batches in (("2", "4"), ("3", "1")):  # as many mini-batches as survivors; what is born in 1 leaves in 5
+        sets = [f"{name}={value}" for name, value in {**fine, "max_age": age}.items()]
+        assert run(path, *plain, *sets, "--mini-batches", batches)["settings"][0]["advice"] == []
 
 
 def test_the_capacity_advised_does_not_bind_and_one_less_does(tmp_path):

@@ -106,6 +106,13 @@ def test_without_steps_groups_are_cut_in_order(tmp_path):
     assert named.runs["a"][0].reward.tolist() == [0.3, 0.4] * 5
 
 
+def test_files_of_a_folder_are_read_by_number(tmp_path):
+    for number in (10, 9, 1):
+        write_lines(tmp_path / f"{number}.jsonl", [{"reward": [number]}])
+    (steps,) = read(tmp_path, groups_a_step=1).runs.values()
+    assert [s.reward.tolist() for s in steps] == [[1], [9], [10]]
+
+
 def test_steps_from_zero_are_counted_from_one_and_holes_stay(tmp_path):
     lines = [{"step": s, "group": 0, "reward": [0, 1]} for s in (0, 1, 4.0)]
     assert [s.number for s in read(write_lines(tmp_path / "a.jsonl", lines)).runs["a"]] == [1, 2, 5]

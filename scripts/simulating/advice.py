@@ -118,8 +118,8 @@ def _too_short(traces: Sequence[Trace], options: ReplayOptions) -> list[str]:
     if options.eviction not in _BY_AGE or longest > options.max_age:
         return []
     return [
-        f"max_age={options.max_age} is no shorter than the recording ({longest + 1} steps): nothing leaves by age, and "
-        "the buffer is not at its steady size. Reckon with about max_age times the survivors of a step."
+        f"nothing in this recording ({longest + 1} steps) gets older than max_age={options.max_age}: nothing leaves by "
+        "age, and the buffer is not at its steady size. Reckon with about max_age times the survivors of a step."
     ]
 
 

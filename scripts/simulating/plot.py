@@ -19,7 +19,8 @@ from scripts.simulating.show import printable
 from scripts.simulating.summary import ages, over_steps, whole_lives
 from verl_replay.options import ReplayOptions
 
-SMOOTH = 5  # steps of the moving mean
+SMOOTH = 5  # steps of the moving mean, of runs that are
+LONG = 20  # steps or more
 MOST_USES = 20  # more share the last bar
 STYLES = ("-", "--", ":", "-.")  # lines that lie on each other are both seen
 
@@ -59,16 +60,18 @@ def _style(number: int) -> dict[str, str]:
 def _zero_variance(axes: Axes, shares: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
     axes.set(title="Groups without signal", xlabel="step", ylabel="zero-variance share", ylim=(0, 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    width = SMOOTH if max(len(steps) for steps, _ in shares.values()) >= LONG else 1
+    smoothed = f", mean of {width} steps" if width > 1 else ""
     for steps, share in shares.values():
         marker = "o" if len(steps) == 1 else ""  # a line of one point is not seen
-        axes.plot(steps, moving_mean(share, SMOOTH), color="tab:gray", alpha=0.45, linewidth=1, marker=marker)
-    axes.plot([], [], color="tab:gray", label=f"a run, mean of {SMOOTH} steps")
+        axes.plot(steps, moving_mean(share, width), color="tab:gray", alpha=0.45, linewidth=1, marker=marker)
+    axes.plot([], [], color="tab:gray", label=f"a run{smoothed}")
     steps = np.concatenate([steps for steps, _ in shares.values()])
     numbers, inverse, counts = np.unique(steps, return_inverse=True, return_counts=True)
     mean = np.bincount(inverse, weights=np.concatenate([share for _, share in shares.values()])) / counts
     if len(shares) > 1:
-        label = f"mean of {len(shares)} runs"
-        axes.plot(numbers, moving_mean(mean, SMOOTH), color="tab:red", linewidth=2, label=label)
+        label = f"mean of {len(shares)} runs{smoothed}"
+        axes.plot(numbers, moving_mean(mean, width), color="tab:red", linewidth=2, label=label)
     axes.legend(loc="best", fontsize="small")
 
 
