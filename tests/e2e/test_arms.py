@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.merging import merged
 
 pytestmark = pytest.mark.e2e
 
@@ -181,3 +185,13 @@ def test_decoupled_recomputes_and_weighs_drawn_rows(decoupled):
                 assert (numbers(row["rollout_is_weights"]) == 1).all()
         births |= {row["input_ids"]: numbers(row["old_log_probs"]) for row in record["fresh"]}
     assert moved > 10
+
+
+def test_evaluate_merges_the_shards_of_two_ranks(two_ranks, tmp_path):
+    """verl's merger rounds to bfloat16: otherwise the weights are those that verl saved whole beside the shards."""
+    (step,) = (two_ranks.folder / "checkpoints").glob("global_step_*")
+    whole = load_file(step / "actor/huggingface/model.safetensors")
+    found = merged(step, tmp_path)
+    assert found.keys() == whole.keys() and len(found) > 10
+    for name, weight in found.items():
+        assert torch.equal(weight.to(torch.bfloat16), whole[name].to(torch.bfloat16)), name
