@@ -18,7 +18,7 @@ from verl_replay.analysis import read_metrics
 
 STEPS = 3
 FIRST_REPLAY = 2  # warm-up 0: the first step finds an empty buffer
-AGREE = 1e-3  # largest difference of a token's probability between vLLM and the actor; both compute in fp32
+AGREE = 0.01  # root mean square of a token's log-prob, vLLM's less the actor's; a stale or wrong weight gives .1 to 10
 
 
 def checks(metrics: pd.DataFrame, actor: dict[int, dict], engines: list[dict[int, dict]]) -> Iterator[tuple[bool, str]]:
@@ -39,8 +39,12 @@ def checks(metrics: pd.DataFrame, actor: dict[int, dict], engines: list[dict[int
     replayed = trained["replay/draw/rollouts"].astype(int).to_dict()
     held = all((count > 0) == (step >= FIRST_REPLAY) for step, count in replayed.items())
     yield held, f"rollouts replayed a step, the first from step {FIRST_REPLAY}: {replayed}"
-    apart = trained["training/rollout_probs_diff_max"].max()
-    yield apart < AGREE, f"probabilities of vLLM and actor, largest difference {apart:.1e} (bound {AGREE})"
+    apart = [math.sqrt(2 * abs(value)) for value in trained["rollout_corr/k3_kl"]]  # k3 is half the mean square
+    shown = ", ".join(f"{value:.1e}" for value in apart)
+    yield (
+        max(apart) < AGREE,
+        f"log-probs of vLLM and actor, root mean square difference a step: {shown} (bound {AGREE})",
+    )
     syncs = list(range(STEPS + 1))
     yield sorted(actor) == syncs, f"weight syncs of the actor: {sorted(actor)}"
     yield bool(engines), f"vLLM replicas that reported their weights: {len(engines)}"

@@ -1,4 +1,4 @@
-"""recipes/ablations.sh: what it lists, runs, resumes and refuses. A few lines of bash stand in for hours of training."""
+"""recipes/ablations.sh: what it lists, runs, resumes and refuses. A few lines of bash stand in for a training run."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _full_parameters(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tenso
         yield name, parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
 
 
-def _rows(model_config: Any, ranks: int) -> dict[str, int]:
+def rows_of_parts(model_config: Any, ranks: int) -> dict[str, int]:
     """Rows of the parts of vLLM's joined layers on one of `ranks` tensor-parallel ranks."""
     text = model_config.hf_text_config
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -132,7 +132,7 @@ def watch_vllm(folder: Path) -> None:
         def update_weights_from_ipc(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             ranks = self.vllm_config.parallel_config.tensor_parallel_size
-            rows = _rows(self.vllm_config.model_config, ranks)
+            rows = rows_of_parts(self.vllm_config.model_config, ranks)
             found = digests(split_fused(self.model_runner.model.named_parameters(), rows))
             append(folder / f"vllm_{os.getpid()}.jsonl", _count(self), found)
             return result
