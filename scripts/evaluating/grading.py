@@ -17,6 +17,7 @@ from scripts.evaluating.problems import Benchmark
 
 Reward = Callable[..., Any]
 AT_ONCE = 64  # answers that travel to a worker together, at most
+AT_LATEST = 0.2  # seconds between two smaller batches: each costs a millisecond
 MOST_WORKERS = 8
 
 
@@ -134,17 +135,24 @@ class Grader:
         """Start the workers, which load the reward function while the caller goes on."""
         spawn = multiprocessing.get_context("spawn")  # forking a process that has started vLLM is not safe
         self._pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start, initargs=(spec,))
-        self._workers = workers
+        self._workers, self._sent = workers, 0.0
         self._waiting: list[Answer] = []
         self._running: dict[Future, list[Answer]] = {}
         self.seconds = 0.0
         for _ in range(workers):
             self._running[self._pool.submit(_grade, [])] = []
 
-    def submit(self, answers: Sequence[Answer]) -> None:
-        """Send them off: at once while a worker is idle, in batches when all are busy."""
+    def submit(self, answers: Sequence[Answer], *, now: float) -> None:
+        """Send them off, in batches; what waits for a batch to fill goes to an idle worker a little later.
+
+        Args:
+            now: seconds.
+        """
         self._waiting += answers
-        while self._waiting and (len(self._running) < self._workers or len(self._waiting) >= AT_ONCE):
+        while len(self._waiting) >= AT_ONCE:
+            self._send()
+        if self._waiting and len(self._running) < self._workers and now - self._sent >= AT_LATEST:
+            self._sent = now
             self._send()
 
     def done(self) -> list[tuple[Answer, float]]:

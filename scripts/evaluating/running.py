@@ -82,7 +82,7 @@ def run(
         timing.answers += len(finished)
         timing.tokens += sum(len(sampled.ids) for sampled in finished)
         sampled_of |= {sampled.request.key: sampled for sampled in finished}
-        grader.submit([_answer(sampled, decode) for sampled in finished])
+        grader.submit([_answer(sampled, decode) for sampled in finished], now=clock())
         keep(grader.done())
     generated = clock()
     while graded := grader.finish():

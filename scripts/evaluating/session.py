@@ -158,8 +158,9 @@ class Session:
 
     def _notes(self) -> list[str]:
         notes = []
-        longest, most = max(map(len, self.prompts.values())), self.settings["sampling"]["max_tokens"]
-        if longest + most > self.context:
+        fitting = [len(ids) for key, ids in self.prompts.items() if key not in self.long_prompts]
+        longest, most = max(fitting, default=0), self.settings["sampling"]["max_tokens"]
+        if fitting and longest + most > self.context:
             notes.append(
                 f"The longest prompt has {longest} tokens: with max_tokens {most} its answers are cut by the context "
                 f"of {self.context} tokens."

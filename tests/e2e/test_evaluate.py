@@ -38,14 +38,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 
 @pytest.fixture(scope="module")
 def inputs(task, tmp_path_factory) -> Path:
-    """The held-out problems on which make_tiny measured the model; ten problems it was not made for; a reward."""
+    """The held-out problems on which make_tiny measured the model; ten that it was not made for; a reward."""
     folder = tmp_path_factory.mktemp("inputs")
     measured = json.loads((task / "model/base.json").read_text())["accuracy"]
     problems = draw_problems(addition, random_streams(0)["heldout"], measured["n"], heldout=True)
     write_parquet(folder / "sums.parquet", addition, problems, "heldout")
     lines = [f'{{"id": {i}, "problem": "√{i} · ∫ x dx {"long " * 40 * (i % 2)}", "answer": "{i}"}}' for i in range(10)]
     if BENCH.exists():
-        lines = BENCH.read_text().splitlines()[:10]
+        lines[5:] = BENCH.read_text().splitlines()[:5]
     (folder / "odd.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "reward.py").write_text(REWARD)
     return folder
@@ -57,7 +57,15 @@ def start(task, inputs, tmp_path_factory):
 
     def start(output: Path, mark: str = "evaluate") -> subprocess.Popen:
         command = [sys.executable, "-m", "scripts.evaluate", "--model", str(task / "model"), "--output", str(output)]
-        command += ["--data", str(inputs / "sums.parquet"), str(inputs / "odd.jsonl"), "--too-long", "wrong"]
+        command += [
+            "--data",
+            str(inputs / "sums.parquet"),
+            str(inputs / "odd.jsonl"),
+            "--too-long",
+            "wrong",
+            "--suffix",
+            "",
+        ]
         command += ["--reward", f"{inputs / 'reward.py'}:compute_score", "--n", str(N), "--max-tokens", "8"]
         env = {**os.environ, MARK: ",".join(filter(None, (os.environ.get(MARK), mark)))}
         output.mkdir(exist_ok=True)
@@ -94,7 +102,7 @@ def stopped_twice(start, tmp_path_factory) -> tuple[Path, list[int]]:
     folder, mark = tmp_path_factory.mktemp("stopped"), f"evaluate{os.getpid()}"
     stops = []
     run = start(folder, mark)
-    wait_for_more(run, folder, 10)  # ten are prompts that do not fit: they are there at once
+    wait_for_more(run, folder, 10 * N)  # more than what needs no sampling, prompts that do not fit
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 128 + signal.SIGINT
     assert processes_with(mark) == []
@@ -138,9 +146,10 @@ def test_the_accuracy_is_the_one_that_make_tiny_measured(task, whole):
 
 def test_problems_in_unknown_characters_are_scored_and_long_ones_counted(whole):
     row = results_of(whole)["benchmarks"]["odd"]
-    assert row["problems"] == 10 and 0 < row["too_long"] <= 10
+    assert row["problems"] == 10 and 2 <= row["too_long"] < 8
     generations = [g for g in read_generations(whole / "generations.jsonl")[0] if g.benchmark == "odd"]
     assert len(generations) == 10 * N
+    assert all(g.tokens for g in generations if g.id in "024")  # short enough, and half of it unknown characters
     assert sum(g.finish_reason == "prompt_too_long" for g in generations) == row["too_long"] * N
     assert f"{row['too_long']} prompts did not fit" in (whole / "results.md").read_text()
 

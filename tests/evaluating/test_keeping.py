@@ -47,7 +47,7 @@ def test_the_grader_gives_every_answer_its_own_score_in_time():
     grader = Grader(REWARD, workers=2)
     graded = []
     for start in range(0, 150, 10):
-        grader.submit(answers[start : start + 10])
+        grader.submit(answers[start : start + 10], now=float(start))
         graded += grader.done()
     while some := grader.finish():
         graded += some

@@ -95,7 +95,7 @@ def test_a_finished_evaluation_starts_no_engine(model, data, whole):
 
     results = run_stub(model, data, whole[0], engine=never)
     assert scores(results) == scores(whole[1])
-    assert "Nothing was generated" in (whole[0] / "results.md").read_text()
+    assert "nothing to generate" in (whole[0] / "results.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,7 @@ def test_prompts_without_room_are_refused_or_counted(data, tmp_path):
     assert row["mean"]["estimate"] == 0 and row["too_long"] == 9 and row["tokens"]["all"] is None
     assert {g.finish_reason for g in kept(tmp_path / "counted")} == {"prompt_too_long"}
     assert "9 prompts did not fit" in (tmp_path / "counted" / "results.md").read_text()
+    assert results["notes"] == []
 
 
 def test_answers_that_the_context_cuts_are_announced(model, data, tmp_path):
