@@ -40,6 +40,7 @@ _UNITS = [
     re.compile(r"(?<=[\w}).\]])\s*\\text\s*\{[^{}]*\}\s*(?:\^\s*\{?\s*\d\s*\}?)?\s*$"),  # 15 \text{ cm}^2
     re.compile(rf"(?<=[\d}})])\s*(?:(?:square|sq|cubic)\s+)?(?:{UNITS})(?:\s*\^\s*\{{?\s*[23]\s*\}}?)?\s*$"),
 ]
+_PLAIN = re.compile(r"-?[0-9]+")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _WHOLE_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\s?\d{3})+(?:\.\d+)?")
 
@@ -52,6 +53,8 @@ def clean(answer: str) -> str:
     outer pair of braces. \dfrac is \frac, `and` between answers a comma, and 10,080 with its comma in any writing is
     10080 where it is the whole answer or a part of a fraction: (1,234) stays a pair.
     """
+    if _PLAIN.fullmatch(answer):
+        return answer  # the most frequent answer by far
     text = answer.translate(_CHARACTERS)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
@@ -91,6 +94,8 @@ def key(cleaned: str) -> str:
 
     A space between two digits stays, so that `3 5` is not 35; \frac43 is \frac{4}{3} and x^{2} is x^2.
     """
+    if _PLAIN.fullmatch(cleaned):
+        return cleaned
     text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", cleaned)
     text = re.sub(r"\\frac(\d)(?=[\d{])", r"\\frac{\1}", text)
     text = re.sub(r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}", text)
