@@ -72,6 +72,19 @@ def test_a_torn_line_is_cut_and_what_follows_is_whole(tmp_path):
         assert read_generations(store.path)[0] == [*[generation(0), generation(1)][:complete], generation(2)]
 
 
+def test_a_ctrl_c_while_lines_are_written_writes_none_twice(tmp_path, monkeypatch):
+    def interrupt(descriptor: int) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    store = Store(tmp_path)
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.append([generation(0), generation(1)], now=100.0)
+    store.close()
+    assert read_generations(store.path)[0] == [generation(0), generation(1)]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [("garbage\n", "line 2 is damaged"), ('{"id": 1}\n', "line 2 is damaged"), (None, "a second time")],
