@@ -72,8 +72,8 @@ class Store:
 
     def flush(self) -> None:
         if self._lines:
-            # Forgotten first: a Ctrl-C may come between any two of these lines, and close() flushes again. At worst some
-            # answers are generated once more; written twice they would be an error.
+            # Forgotten first: a Ctrl-C may come between any two of these lines, and close() flushes again. At worst
+            # some answers are generated once more; written twice they would be an error.
             lines, self._lines = self._lines, []
             self._file.write(("\n".join(lines) + "\n").encode())
             self._file.flush()
