@@ -18,7 +18,8 @@ READ_BOX = LatexExtractionConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last", equations=False
     ),
 )
-# Digits to which a difference must vanish. At math-verify's own 15, 50 equals 50(1 - \frac{1}{2^{101} - 1}).
+# Digits to which a difference must vanish. At math-verify's own 15, 50(1 - \frac{1}{2^{102} - 1}) would be right for
+# 50(1 - \frac{1}{2^{101} - 1}), an answer of HMMT 2026.
 PRECISION = 60
 SECONDS = 20  # math-verify's own limit for parsing, and again for comparing: of the clock, in whole seconds
 

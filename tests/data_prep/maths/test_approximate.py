@@ -39,6 +39,7 @@ from data_prep.maths.writing import clean
         ("2^2^2", None),
         ("3!!", None),
         ("200!", None),
+        ("2.5!", None),
         ("1/0", None),
         ("3^{2025}", None),
         (r"\sqrt{-1}", None),

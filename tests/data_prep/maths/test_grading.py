@@ -28,6 +28,7 @@ RIGHT = [
     ("6+9i", "9i+6"),
     # Lists, sets, tuples, intervals, matrices
     (r"\frac{-1+\sqrt{17}}{2}, \frac{-1-\sqrt{17}}{2}", r"\frac{-1 \pm \sqrt{17}}{2}"),
+    (r"\frac{-1 \pm \sqrt{17}}{2}", r"\frac{-1-\sqrt{17}}{2}, \frac{-1+\sqrt{17}}{2}"),
     (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}"),
     ("1,-2", "-2, 1"),
     ("1,-2", r"\{1,-2\}"),
@@ -59,6 +60,7 @@ RIGHT = [
 WRONG = [
     # What math-verify itself takes for right
     (r"50(1 - \frac{1}{2^{101} - 1})", "50"),
+    (r"50(1 - \frac{1}{2^{101} - 1})", r"50(1 - \frac{1}{2^{102} - 1})"),
     (".0000672", ".0000673"),
     ("52_8", "52_9"),
     ("5t", "5"),
@@ -70,6 +72,7 @@ WRONG = [
     (r"3 \pm 2 \sqrt{2}", r"3+2\sqrt2"),
     ("12", "12, 13"),
     # Rounded, or another scale
+    (r"\frac{3000001}{3000000}", "1"),  # closer than half of the sixth place, but neither is a decimal
     (r"\frac{1}{3}", "0.33"),
     (r"\frac{2}{3}", "0.666666"),
     (r"\pi", "3.14159"),
