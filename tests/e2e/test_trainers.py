@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.merging import merged
 
 pytestmark = pytest.mark.e2e
 
@@ -49,6 +53,23 @@ def test_a_lora_actor_learns_from_replayed_rows(lora):
     assert (metrics["replay/ratio/replayed/log_ratio_abs"].dropna() > 1e-4).all()  # the adapter has moved
     # and vLLM has it: the merged weights went through bfloat16, verl's default for the adapter
     assert (metrics["training/rollout_probs_diff_max"] < 0.02).all()
+
+
+def test_evaluate_adds_a_lora_adapter_to_its_base(lora, task, tmp_path):
+    """verl's merger leaves the adapter apart. W + alpha / r B A, by the tensors of the shard; alpha / r is 2."""
+    (step,) = (lora.folder / "checkpoints").glob("global_step_*")
+    found, base = merged(step, tmp_path), load_file(task / "model/model.safetensors")
+    shard = torch.load(step / "actor/model_world_size_1_rank_0.pt", weights_only=False)
+    shard = {name: getattr(tensor, "_local_tensor", tensor).float() for name, tensor in shard.items()}
+    assert found.keys() == base.keys()
+    layers = [name.partition("base_model.model.")[2].partition(".lora_A")[0] for name in shard if ".lora_A." in name]
+    assert len(layers) > 3
+    for layer in layers:
+        a, b = (shard[f"base_model.model.{layer}.lora_{part}.default.weight"] for part in "AB")
+        moved = 2 * b @ a
+        change = found[f"{layer}.weight"].float() - base[f"{layer}.weight"]
+        assert moved.abs().max() > 1e-3
+        torch.testing.assert_close(change, moved, rtol=0, atol=0.01 * float(base[f"{layer}.weight"].abs().max()))
 
 
 def test_v0_trains_with_replay_and_logs_the_same_metrics(v0, ahead):
