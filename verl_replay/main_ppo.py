@@ -11,8 +11,9 @@ import sys
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from verl_replay.cluster import hand_over_environment
 from verl_replay.feasible import faults
 from verl_replay.options import ReplayConfigError
 from verl_replay.platforms.cpu_environment import fill_environment
@@ -27,6 +28,8 @@ def train(config: DictConfig, task_runner_class: Any = None) -> None:
         task_runner_class: Ray actor class to run in; by default ReplayTaskRunner, or ReplayTaskRunnerV0 with
             trainer.use_v1=false.
     """
+    OmegaConf.resolve(config)  # here, where the environment is that of the command: a worker's on a cluster is not
+    hand_over_environment(config, os.environ)
     dry = os.environ.get("DRY_RUN", "0")
     dry_run = dry not in ("", "0")
     try:

@@ -31,7 +31,9 @@ settings=(--config-path "$here" --config-name qwen3 "scale=$scale" "$@")
 run=("$python" -m verl_replay.guard ${TIMEOUT:+--timeout "$TIMEOUT"} --
     "$python" -m "${MODULE:-verl_replay.main_ppo}" "${settings[@]}")
 if [ "${DRY_RUN:-0}" != 0 ]; then
-    "$python" -m verl_replay.main_ppo "${settings[@]}" hydra.run.dir="$(mktemp -d)"
+    scratch="$(mktemp -d)"   # Hydra writes a log: not into the folder of a real run
+    trap 'rm -rf "$scratch"' EXIT
+    "$python" -m verl_replay.main_ppo "${settings[@]}" hydra.run.dir="$scratch"
     echo "command, without DRY_RUN:"
     for name in MODEL_PATH DATA_DIR OUTPUT_DIR GENERATION_CONFIG VERL_FILE_LOGGER_PATH TENSORBOARD_DIR; do
         printf '%s=%q ' "$name" "${!name}"
