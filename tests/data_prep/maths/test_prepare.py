@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.maths.__main__ import main
+from data_prep.maths.contamination import BenchIndex, BenchProblem
 from data_prep.maths.helper import ROOT
 from data_prep.maths.output import SUFFIX
 
@@ -349,3 +350,9 @@ def test_verl_reads_the_rows(tmp_path, monkeypatch):
         assert dataset[index]["index"] == index and dataset[index]["data_source"] == "aime_2025"
         assert dataset[index]["reward_model"] == row["reward_model"]
         assert list(dataset[index]["raw_prompt"]) == row["prompt"]
+
+
+def test_short_problems_are_compared_exactly_only():
+    index = BenchIndex([BenchProblem("math500", "1", "Find the area of the triangle.")])
+    assert index.find("find the area  of the triangle.")
+    assert not index.find("Find the area of the triangle. Its sides are 3, 4 and 5.")
