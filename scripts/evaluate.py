@@ -35,7 +35,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--model",
         type=Path,
         required=True,
-        help="Hugging Face folder, or verl's global_step_N (merged into OUTPUT/model)",
+        help="Hugging Face folder or hub name, or verl's global_step_N (merged into OUTPUT/model)",
     )
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="parquet or jsonl files, one a benchmark")
     parser.add_argument("--output", type=Path, required=True, help="folder; an unfinished evaluation there goes on")
@@ -56,6 +56,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32"))
     engine.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     engine.add_argument("--max-model-len", type=int, help="tokens of prompt and answer; default is the model's")
+    engine.add_argument(
+        "--generation-config",
+        type=Path,
+        help="folder of a generation_config.json whose end tokens count; default is the model's own. The Qwen3 recipes "
+        "train with recipes/qwen3/generation",
+    )
     engine.add_argument("--too-long", choices=(REFUSE, WRONG), default=REFUSE, help="prompts that leave no room")
     return parser.parse_args(arguments)
 
@@ -100,6 +106,7 @@ def _vllm(given: argparse.Namespace, model: Path, sampling: Sampling, context: i
         tensor_parallel_size=given.tensor_parallel_size,
         dtype=given.dtype,
         gpu_memory_utilization=given.gpu_memory_utilization,
+        generation_config=str(given.generation_config) if given.generation_config else "auto",
     )
 
 

@@ -1,9 +1,10 @@
-"""The model to evaluate: a Hugging Face folder, or a verl checkpoint that verl's own merger turns into one."""
+"""The model to evaluate: a Hugging Face folder or hub name, or a verl checkpoint that verl's own merger merges."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import xxhash
 from verl_replay.platforms.cpu_environment import fill_environment
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _DIGESTED = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
 _BLOCK = 1 << 24  # bytes read at once
 MERGED, SOURCE = "model", "merged_from.json"
@@ -40,7 +42,11 @@ def find_model(path: Path) -> Source:
         ValueError: no model: what is there, and what to give instead.
     """
     if not path.is_dir():
-        raise ValueError(f"{path} is not a folder. Give a Hugging Face model's folder, or verl's global_step_N.")
+        if HUB_NAME.fullmatch(str(path)):
+            return Source(_from_hub(str(path)))
+        raise ValueError(
+            f"{path} is not a folder. Give a Hugging Face model's folder or hub name, or verl's global_step_N."
+        )
     if _is_model(path):
         return Source(path)
     actor = path / "actor" if (path / "actor").is_dir() else path
@@ -56,6 +62,23 @@ def find_model(path: Path) -> Source:
     if steps := sorted(path.glob("global_step_*"), key=lambda step: (len(step.name), step.name)):
         raise ValueError(f"{path} holds several checkpoints. Give one of them, e.g. {steps[-1]}.")
     raise ValueError(f"{path} holds no model: neither config.json and weights nor a verl checkpoint's actor folder.")
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a model of the hub, fetched unless it is in the cache.
+
+    Raises:
+        ValueError: there is no such folder or model, or no network.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[f"*{suffix}" for suffix in _DIGESTED]))
+    except OSError as error:  # the hub's own errors are of this kind too
+        raise ValueError(
+            f"{name} is not a folder, and as a model of the hub it cannot be fetched ({type(error).__name__}). Check "
+            "the name, or fetch it where there is a network (hf download) and give the folder."
+        ) from error
 
 
 def _is_model(folder: Path) -> bool:

@@ -63,6 +63,22 @@ def context_length(model: Path, asked: int | None) -> int:
     return asked or most
 
 
+def end_tokens(folder: Path, *, must: bool = False) -> list[int] | None:
+    """Token ids that end an answer besides the tokenizer's own, by the folder's generation_config.json.
+
+    Args:
+        must: the folder was given for this file.
+
+    Raises:
+        ValueError: the file is missing or names no end token, though it must.
+    """
+    path = folder / "generation_config.json"
+    named = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+    if must and named is None:
+        raise ValueError(f"--generation-config {folder}: it needs a generation_config.json with eos_token_id.")
+    return [named] if isinstance(named, int) else named
+
+
 def render(tokenizer: Any, benchmarks: Sequence[Benchmark]) -> dict[tuple[str, str], list[int]]:
     """Token ids of every prompt, generation prompt included, by benchmark and problem."""
     return {

@@ -68,6 +68,8 @@ class Session:
         base = scoring.read_results(given.baseline) if given.baseline else None
         if base:
             scoring.check_baseline(base, data, given.baseline)
+        if given.generation_config:
+            prompts.end_tokens(given.generation_config, must=True)
         template = given.chat_template.read_text() if given.chat_template else None
         given.output.mkdir(parents=True, exist_ok=True)
         model = source.folder
@@ -83,6 +85,7 @@ class Session:
             "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),
             "sampling": asdict(sampling),
             "context": context,
+            "end_tokens": prompts.end_tokens(given.generation_config or model),
             "dtype": given.dtype,
             "reward": _named(given.reward),
             "too_long": given.too_long,
@@ -167,7 +170,7 @@ class Session:
             )
         if self.base:
             ours, theirs = self.settings, self.base["settings"]
-            names = ("sampling", "context", "dtype", "chat_template", "reward", "too_long")
+            names = ("sampling", "context", "end_tokens", "dtype", "chat_template", "reward", "too_long")
             if other := [name for name in names if ours[name] != theirs.get(name)]:
                 notes.append(f"The baseline was evaluated with other settings: {', '.join(other)}.")
         return notes

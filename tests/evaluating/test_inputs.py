@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_prep.tokenizer import build_tokenizer, prompt_ids
 from scripts.evaluating.models import find_model, model_digest
 from scripts.evaluating.problems import SUFFIX, read_benchmark, read_benchmarks
-from scripts.evaluating.prompts import context_length, load_tokenizer, render, requests, seed_of
+from scripts.evaluating.prompts import context_length, end_tokens, load_tokenizer, render, requests, seed_of
 from tests.evaluating.stub import ROOT, make_data, make_model
 
 BENCH = ROOT.parent / "shared" / "data" / "bench"
@@ -121,6 +121,28 @@ def test_what_is_no_model_is_refused_with_what_to_give(tmp_path):
     (tmp_path / "megatron" / "actor" / "dist_ckpt").mkdir(parents=True)
     with pytest.raises(ValueError, match="--backend megatron"):
         find_model(tmp_path / "megatron")
+
+
+def test_a_model_of_the_hub_comes_from_its_cache_or_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="nobody/nothing is not a folder.*cannot be fetched .*hf download"):
+        find_model(Path("nobody/nothing"))
+    cached = tmp_path / "models--somebody--a-model"
+    model = make_model(cached / "snapshots" / "0123")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123")
+    assert find_model(Path("somebody/a-model")) == (model, ())
+
+
+def test_end_tokens_are_those_of_the_generation_config(tmp_path):
+    assert end_tokens(tmp_path) is None
+    with pytest.raises(ValueError, match="needs a generation_config.json with eos_token_id"):
+        end_tokens(tmp_path, must=True)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert end_tokens(tmp_path, must=True) == [7]
+    recipe = Path(__file__).parents[2] / "recipes/qwen3/generation"
+    assert end_tokens(recipe, must=True) == [151643, 151645]
 
 
 def test_the_digest_is_of_weights_configuration_and_tokenizer(tmp_path):
