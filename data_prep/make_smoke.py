@@ -26,7 +26,7 @@ from data_prep import addition
 from data_prep.parquet import write_parquet
 from data_prep.problems import draw_problems
 from data_prep.tiny_model import seeded_torch
-from data_prep.tokenizer import CHAT_TEMPLATE, EOS, PAD, START
+from data_prep.tokenizer import CHAT_TEMPLATE, EOS, PAD, ROLES, START
 
 PROMPTS = 64
 SHAPE = {  # of Qwen3-0.6B, from its config.json
@@ -62,14 +62,16 @@ def padded(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> PreTrainedTok
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """151,936 tokens: 256 bytes, with which it reads any text, Qwen's special tokens at their ids, and the numbers from
-    256 on, each with a space before it, which a random policy writes."""
-    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"Ġ{number}" for number in range(256, FIRST_SPECIAL))]
+    """151,936 tokens: 256 bytes, with which it reads any text, Qwen's special tokens at their ids, and numbers, each
+    with a space before it, which a random policy writes. The role words are one token each, as Qwen's."""
+    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *ROLES]
+    names += [f"Ġ{number}" for number in range(len(names), FIRST_SPECIAL)]
     names += [PAD, START, EOS]
     backend = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([PAD, START, EOS])
+    backend.add_tokens([AddedToken(role, special=False, normalized=False) for role in ROLES])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=PAD, pad_token=PAD)
     tokenizer.chat_template = CHAT_TEMPLATE
     return padded(tokenizer, SHAPE["vocab_size"])

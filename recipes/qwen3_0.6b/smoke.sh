@@ -32,12 +32,12 @@ eval "$("$PYTHON" -m verl_replay.platforms.cpu_environment)"
 fp32='{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}'
 bash "$here/run.sh" machine=cpu \
     data.train_files="$DATA_DIR/train.parquet" data.val_files="$DATA_DIR/train.parquet" \
-    data.train_batch_size=4 data.max_prompt_length=32 data.max_response_length=16 \
+    data.train_batch_size=2 data.max_prompt_length=16 data.max_response_length=12 \
     "${tokenizer[@]}" actor_rollout_ref.model.enable_gradient_checkpointing=false \
-    actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.ppo_max_token_len_per_gpu=512 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.ppo_max_token_len_per_gpu=512 \
     actor_rollout_ref.actor.optim.lr=1e-3 actor_rollout_ref.actor.fsdp_config.model_dtype=bf16 \
     "+actor_rollout_ref.actor.fsdp_config.mixed_precision=$fp32" \
-    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.dtype=float32 actor_rollout_ref.rollout.max_model_len=48 \
+    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.dtype=float32 actor_rollout_ref.rollout.max_model_len=28 \
     actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=512 \
     actor_rollout_ref.rollout.max_num_seqs=16 actor_rollout_ref.rollout.max_num_batched_tokens=1024 \
     reward.custom_reward_function.path=pkg://data_prep.dense_toy_reward \
