@@ -1,6 +1,5 @@
 """verl's parquet format: one row a problem, the same bytes for the same problems."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.problems import Problem, Task
+from verl_replay.files import written_whole
 
 SCHEMA = pa.schema(
     [
@@ -37,11 +37,6 @@ def verl_rows(task: Task, problems: Sequence[Problem], split: str) -> list[dict]
 def write_parquet(path: Path, task: Task, problems: Sequence[Problem], split: str) -> None:
     """Write the problems to `path`, whole or not at all."""
     table = pa.Table.from_pylist(verl_rows(task, problems, split), schema=SCHEMA)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_whole(path) as unfinished:
         # Not through pandas: it writes its own version into the file.
         pq.write_table(table, unfinished)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from scripts.progress import progress_bar
 from verl_replay.analysis import accuracy, plot_run, read_metrics, summarize
 from verl_replay.guard import memory_of, run_guarded
 
@@ -33,15 +33,7 @@ class Watch:
         self.started = time.monotonic()
         self.peak_memory = 0
         self._measured = self._said = -float("inf")
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.progress = progress_bar(console)
         self.task = self.progress.add_task(STARTING, total=steps)
 
     def tick(self, pids: list[int]) -> None:

@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.text import Text
 
+from scripts.progress import progress_bar
 from scripts.simulating import advice, show
 from scripts.simulating.detecting import MEANING, parse
 from scripts.simulating.footprint import measure
@@ -126,15 +127,7 @@ def run(given: argparse.Namespace, settings: Sequence[Setting], console: Console
         ValueError: the recording cannot be used.
         OSError: it cannot be read.
     """
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    bar = progress_bar(console)
     with bar:
         recording = _read(given, bar)
         known = recording.columns

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from scripts.progress import progress_bar
 from scripts.soaking.compare import Difference
 from scripts.soaking.report import faults, markdown
 from scripts.soaking.running import Measured, make_twin, soak
@@ -39,15 +39,7 @@ def run(given: argparse.Namespace, console: Console) -> Measured:
     names = tuple(dict.fromkeys((*stage.decision_columns, *stage.stored_columns)))
     steps = make_steps(np.random.default_rng(given.seed), given.steps, names)
     started = time.perf_counter()
-    bar = Progress(
-        TextColumn(f"soak, {given.preset}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    bar = progress_bar(console, f"soak, {given.preset}")
     task = bar.add_task("", total=given.steps)
 
     def report(done: int, of: int) -> None:

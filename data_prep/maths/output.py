@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 from data_prep.maths.cleaning import Cleaned
 from data_prep.maths.contamination import BenchProblem
 from data_prep.maths.sources import DATASETS, Dataset, without_instructions
+from verl_replay.files import written_whole
 
 SCHEMA = pa.schema(
     [
@@ -53,25 +52,17 @@ def verl_rows(dataset: Dataset, cleaned: Cleaned, suffix: str) -> list[dict[str,
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> str:
     """Write the rows whole or not at all; returns the file's sha256."""
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    # Not through pandas: it writes its own version into the file.
-    _replace(path, lambda unfinished: pq.write_table(table, unfinished))
+    with written_whole(path) as unfinished:
+        # Not through pandas: it writes its own version into the file.
+        pq.write_table(table, unfinished)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
     """Write the report whole or not at all."""
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    _replace(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8"))
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(unfinished)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def make_report(dataset: Dataset, cleaned: Cleaned, *, suffix: str, sha256: str, against: list[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import matplotlib
 
 matplotlib.use("Agg")  # files only
 from matplotlib import pyplot as plt
+
+from verl_replay.files import written_whole
 
 AVERAGE = "average"
 
@@ -122,9 +123,8 @@ def plot(results: Mapping[str, Any], base: Mapping[str, Any] | None, path: Path)
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    unfinished = path.with_name(f".{os.getpid()}.{path.name}")
-    figure.savefig(unfinished, dpi=110)
-    os.replace(unfinished, path)
+    with written_whole(path) as unfinished:
+        figure.savefig(unfinished, dpi=110)
     plt.close(figure)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from verl_replay.files import written_whole
+
 GENERATIONS, MANIFEST = "generations.jsonl", "manifest.json"
 FORMAT = 1  # of both files
 AT_LEAST = 256  # lines that are written together, or
@@ -139,9 +141,5 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with written_whole(path) as unfinished:
         unfinished.write_text(text)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

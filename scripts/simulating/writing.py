@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from scripts.simulating.running import Trace
 from scripts.simulating.settings import Setting
 from scripts.simulating.summary import ages, shares_over_steps, summarize
 from scripts.simulating.tables import Run
+from verl_replay.files import written_whole
 
 
 class Result(NamedTuple):
@@ -55,22 +55,15 @@ def write(result: Result, folder: Path, *, command: str) -> list[Path]:
         "results.json": json.dumps(as_json(result, command=command), allow_nan=False) + "\n",
     }
     for name, text in texts.items():
-        _replace(folder / name, lambda path, text=text: path.write_text(text))
+        with written_whole(folder / name) as unfinished:
+            unfinished.write_text(text)
     picture = folder / "simulation.png"
     curves = [Curves(s.name, s.options, list(result.traces[s.name].values())) for s in result.settings]
     figure = plot(shares_over_steps(result.runs), curves, title=" ".join(result.recording["names"]))
-    _replace(picture, lambda path: figure.savefig(path, dpi=110, format="png"))
+    with written_whole(picture) as unfinished:
+        figure.savefig(unfinished, dpi=110)
     plt.close(figure)
     return [*(folder / name for name in texts), picture]
-
-
-def _replace(path: Path, make: Callable[[Path], Any]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        make(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def table(result: Result) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from data_prep.parquet import write_parquet
 from data_prep.problems import draw_problems
 from scripts.evaluating.store import read_generations
 from tests.e2e.conftest import ROOT
-from tests.e2e.test_interrupt import processes_with
+from tests.e2e.test_interrupt import kill_all_with, processes_with
 from verl_replay.guard import MARK
 
 pytestmark = pytest.mark.e2e
@@ -111,13 +111,7 @@ def stopped_twice(start, tmp_path_factory) -> tuple[Path, list[int]]:
 
     run = start(folder, mark)
     wait_for_more(run, folder, stops[0])
-    for _ in range(20):  # those that start meanwhile are killed in the next round
-        for pid in processes_with(mark):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.05)
+    kill_all_with(mark)
     run.wait(30)
     assert processes_with(mark) == []
     stops.append(lines_of(folder))

@@ -28,6 +28,17 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
+def kill_all_with(mark: str) -> None:
+    """SIGKILL to every process with the mark; those that start meanwhile are killed in the next round."""
+    for _ in range(20):
+        for pid in processes_with(mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.2)
+
+
 def test_ctrl_c_leaves_nothing(task, tmp_path):
     before = set(os.listdir("/dev/shm"))
     mark = f"interrupt{os.getpid()}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Run, recipe_command, recipe_environment
-from tests.e2e.test_interrupt import processes_with
+from tests.e2e.test_interrupt import kill_all_with, processes_with
 from tests.e2e.test_off import compared
 from verl_replay.analysis import read_metrics
 from verl_replay.guard import MARK
@@ -50,13 +49,7 @@ def killed(task, tmp_path_factory) -> tuple[Path, int]:
                 time.sleep(0.02)
             time.sleep(0.3)  # into step 5
         finally:
-            for _ in range(20):  # processes that start meanwhile are killed in the next round
-                for pid in processes_with(mark):
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        continue
-                time.sleep(0.2)
+            kill_all_with(mark)
             run.wait(30)
     assert processes_with(mark) == []
     for name in set(os.listdir("/dev/shm")) - shared:  # what a killed run cannot clean up itself
