@@ -222,3 +222,22 @@ def test_a_process_that_cannot_start_is_an_error_with_the_way_to_the_reason(monk
 
 def test_root_is_the_checkout():
     assert (ROOT / "data_prep" / "maths" / "worker.py").is_file() and Path(__file__).is_relative_to(ROOT)
+
+
+LARGE_PARENT = """
+import numpy as np
+from data_prep.maths.grading import Grader
+from data_prep.maths.helper import Helpers
+held = np.ones(3 * 2**27)  # 3 GB, more than the limit of a grading process
+grader = Grader(Helpers(most=1))
+print([grader.grade(rf"\\\\boxed{{x+{number}}}", f"{number}+x") for number in range(4)], grader.counts["started"])
+grader.helpers.close()
+"""
+
+
+def test_a_parent_with_gigabytes_does_not_make_its_process_look_large():
+    """Linux hands the largest size of a process on to what it starts (ru_maxrss): each answer would start a new one."""
+    if psutil.virtual_memory().available < 6e9:
+        pytest.skip("needs 6 GB of free memory")
+    done = subprocess.run([sys.executable, "-c", LARGE_PARENT], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == "[True, True, True, True] 1".split(), done.stderr
