@@ -52,6 +52,11 @@ CASES = {
         ("tensor_model_parallel_size", "= 4", "got 3"),
         [f"{ROLLOUT}.tensor_model_parallel_size=2"],
     ),
+    "tensor_parallel_on_nodes_of_its_own": (
+        [f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=3", f"{ROLLOUT}.tensor_model_parallel_size=2"],
+        ("tensor_model_parallel_size", "rollout.nnodes x n_gpus_per_node = 3", "got 2"),
+        [f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=6", f"{ROLLOUT}.tensor_model_parallel_size=6"],
+    ),
     "sequence_parallel": (
         [f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=8"],
         ("ulysses_sequence_parallel_size", "got 8"),

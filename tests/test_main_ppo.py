@@ -16,6 +16,7 @@ RIGHT = [
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
     "trainer.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",  # verl's default is 2
 ]
 # override -> what the error must say: option, value, remedy
 WRONG = {

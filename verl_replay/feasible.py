@@ -137,11 +137,14 @@ def engine_length(config: DictConfig) -> str | None:
 
 
 def parallel_sizes(config: DictConfig) -> str | None:
-    for key in (TP, SP):
+    """Rollout engines share the trainer's GPUs, unless they have nodes of their own (separate_async)."""
+    own = get(config, f"{_ROLLOUT}.nnodes", 0) * get(config, f"{_ROLLOUT}.n_gpus_per_node", 0)
+    of_rollout = (own, f"{_ROLLOUT}.nnodes x n_gpus_per_node") if own else (ranks(config), f"{NODES} x {GPUS}")
+    for key, (gpus, product) in {TP: of_rollout, SP: (ranks(config), f"{NODES} x {GPUS}")}.items():
         size = get(config, key, 1)
-        if ranks(config) % size:
+        if gpus % size:
             return (
-                f"{key} must divide the number of GPUs, {NODES} x {GPUS} = {ranks(config)}, got {size}. "
+                f"{key} must divide the number of GPUs, {product} = {gpus}, got {size}. "
                 f"Set {key}=1, or another number of GPUs."
             )
     return None
