@@ -23,6 +23,6 @@ setup(
         "eval": ["math-verify[antlr4_9_3]", "rapidfuzz"],
         # A peer in scripts/benchmark_replay.py. Compiled for another torch: install it with scripts/setup_torchrl.sh.
         "benchmark": ["torchrl==0.10.1"],
-        "dev": ["pytest", "hypothesis", "ruff"],
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
     },
 )

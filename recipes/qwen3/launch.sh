@@ -27,13 +27,13 @@ export VERL_FILE_LOGGER_PATH="${VERL_FILE_LOGGER_PATH:-$OUTPUT_DIR/metrics.jsonl
 export TENSORBOARD_DIR="${TENSORBOARD_DIR:-$OUTPUT_DIR/tensorboard}"
 cd "$root"
 
-settings=(--config-path "$here" --config-name qwen3 "scale=$scale" "$@")
+settings=(--config-path "$here" --config-name qwen3 "scale=$scale")
 run=("$python" -m verl_replay.guard ${TIMEOUT:+--timeout "$TIMEOUT"} --
-    "$python" -m "${MODULE:-verl_replay.main_ppo}" "${settings[@]}")
+    "$python" -m "${MODULE:-verl_replay.main_ppo}" "${settings[@]}" "$@")
 if [ "${DRY_RUN:-0}" != 0 ]; then
     scratch="$(mktemp -d)"   # Hydra writes a log: not into the folder of a real run
     trap 'rm -rf "$scratch"' EXIT
-    "$python" -m verl_replay.main_ppo "${settings[@]}" hydra.run.dir="$scratch"
+    "$python" -m verl_replay.main_ppo "${settings[@]}" hydra.run.dir="$scratch" hydra.sweep.dir="$scratch" "$@"
     echo "command, without DRY_RUN:"
     for name in MODEL_PATH DATA_DIR OUTPUT_DIR GENERATION_CONFIG VERL_FILE_LOGGER_PATH TENSORBOARD_DIR; do
         printf '%s=%q ' "$name" "${!name}"
