@@ -157,7 +157,7 @@ def dry_run(recipe: str, *overrides: str, **variables: str) -> subprocess.Comple
         env={**env, "PYTHON": sys.executable, "DRY_RUN": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1500,  # all presets at once, on a busy machine
     )
 
 
