@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,10 +13,10 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from verl_replay.dry_run.inputs import HUB_NAME
 from verl_replay.platforms.cpu_environment import fill_environment
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _DIGESTED = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
 _BLOCK = 1 << 24  # bytes read at once
 MERGED, SOURCE = "model", "merged_from.json"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 REMOTE = re.compile(r"\w+://")
 DATA = "<names>"  # in a command: the data sets to fetch
 
@@ -47,7 +47,7 @@ def _model(path: str) -> Input:
         folder = Path(path).expanduser()
         present = (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
         return Input("model", path, present, f"{path} lacks config.json or *.safetensors: fetch it again")
-    if not HUB_NAME.fullmatch(path) or path.startswith("."):
+    if not HUB_NAME.fullmatch(path):
         return Input("model", path, None if REMOTE.match(path) else False, "set MODEL_PATH to a folder or a hub name")
     from huggingface_hub import try_to_load_from_cache
 
