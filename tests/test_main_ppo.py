@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from tests.forked_command import run_forked
 
 RIGHT = [
     "algorithm.adv_estimator=grpo",
@@ -48,24 +49,25 @@ ACCEPTED = {"": "", "V0": "trainer.use_v1=false", "ahead": "trainer.v1.trainer_m
 UNKNOWN = "+replay.ratoi=0.5"
 
 
-def start(folder: Path, overrides: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, "DRY_RUN": "1", "VERL_PLATFORM": "cpu"}
-    return subprocess.run(
-        [sys.executable, "-m", "verl_replay.main_ppo", *RIGHT, *overrides.split(), f"hydra.run.dir={folder}"],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=240,
-    )
+ALONE = ["replay.ratio=-1", "", UNKNOWN]  # in processes of their own, as a user starts them; the others in forks
+
+
+def arguments(overrides: str, folder: Path) -> list[str]:
+    return [*RIGHT, *overrides.split(), f"hydra.run.dir={folder}"]
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
-    """Every command of this file, run side by side: each spends most of its seconds importing verl."""
-    commands = [*WRONG, *ACCEPTED.values(), UNKNOWN]
-    folders = [tmp_path_factory.mktemp("dry_run") for _ in commands]
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return dict(zip(commands, pool.map(start, folders, commands), strict=True))
+    """Every command of this file."""
+    folder = tmp_path_factory.mktemp("dry_run")
+    env = {**os.environ, "DRY_RUN": "1", "VERL_PLATFORM": "cpu"}
+    results = {}
+    for overrides in ALONE:
+        command = [sys.executable, "-m", "verl_replay.main_ppo", *arguments(overrides, folder)]
+        results[overrides] = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+    others = [overrides for overrides in (*WRONG, *ACCEPTED.values()) if overrides not in ALONE]
+    commands = [arguments(overrides, folder) for overrides in others]
+    return results | dict(zip(others, run_forked("verl_replay.main_ppo", commands, folder, env), strict=True))
 
 
 @pytest.mark.parametrize("override", WRONG)

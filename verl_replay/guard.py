@@ -72,14 +72,14 @@ def run_guarded(
                 pids = _marked(mark)
                 if time.monotonic() - looked > _LOOK_EVERY:
                     looked = time.monotonic()
-                    segments |= _segments(pids)
+                    segments |= shared_memory_of(pids)
                 tick(pids)
                 try:
                     status = child.wait(interval)
                 except subprocess.TimeoutExpired:
                     continue
         finally:
-            segments |= _segments(_marked(mark))
+            segments |= shared_memory_of(_marked(mark))
             if child.poll() is None:
                 _ask_to_end(child)
             _end(mark)
@@ -106,6 +106,21 @@ def memory_of(pids: Sequence[int]) -> int:
     return total
 
 
+def shared_memory_of(pids: Sequence[int]) -> set[Path]:
+    """Files of /dev/shm that these processes have mapped now."""
+    found = set()
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            path = line.partition(f" {_SHM}/")[2]
+            if path:
+                found.add(_SHM / path.removesuffix(" (deleted)"))
+    return found
+
+
 def _with_mark(env: Mapping[str, str], mark: str) -> dict[str, str]:
     """A guard inside a guard adds its mark to the outer one's, which must find everything too."""
     return {**env, MARK: ",".join(filter(None, (env.get(MARK), mark)))}
@@ -123,21 +138,6 @@ def _marked(mark: str) -> list[int]:
             if any(entry.startswith(f"{MARK}=".encode()) and mark.encode() in entry for entry in environ):
                 found.append(int(folder.name))
     return sorted(found)
-
-
-def _segments(pids: Sequence[int]) -> set[Path]:
-    """Shared-memory files that these processes have mapped."""
-    found = set()
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            path = line.partition(f" {_SHM}/")[2]
-            if path:
-                found.add(_SHM / path.removesuffix(" (deleted)"))
-    return found
 
 
 def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
@@ -178,7 +178,7 @@ def _alive(pids: Sequence[int]) -> list[int]:
 def _remove(segments: set[Path]) -> None:
     """Remove segments that nobody has mapped any more."""
     everyone = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-    for segment in segments - _segments(everyone):
+    for segment in segments - shared_memory_of(everyone):
         segment.unlink(missing_ok=True)
 
 

@@ -1,8 +1,8 @@
 """`python -m tests.e2e.recording`: verl_replay.main_ppo with a trainer that writes down what it sends to the workers.
 
-One file a step, OUTPUT_DIR/records/step_N.json: every row of verl's own batch as it was born, every row that was
-trained on, in order, and how many optimizer steps the workers took. Rows are known by their tokens; arrays are kept as
-bytes.
+One file a step, records/step_N.json beside verl's file of metrics: every row of verl's own batch as it was born, every
+row that was trained on, in order, and how many optimizer steps the workers took. Rows are known by their tokens; arrays
+are kept as bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verl_replay.task_runner import TaskRunner
 
 COLUMNS = ("input_ids", "old_log_probs", "advantages", "response_mask", "loss_mask")
 WEIGHT = "rollout_is_weights"
-FOLDER = Path(os.environ.get("OUTPUT_DIR", ".")) / "records"
+FOLDER = Path(os.environ["VERL_FILE_LOGGER_PATH"]).parent / "records"
 
 
 def _rows(batch: KVBatchMeta) -> list[dict[str, str]]:

@@ -19,8 +19,7 @@ from data_prep.parquet import write_parquet
 from data_prep.problems import draw_problems
 from scripts.evaluating.store import read_generations
 from tests.e2e.conftest import ROOT
-from tests.e2e.test_interrupt import kill_all_with, processes_with
-from verl_replay.guard import MARK
+from tests.e2e.processes import kill_all_with, marked, processes_with
 
 pytestmark = pytest.mark.e2e
 
@@ -67,10 +66,10 @@ def start(task, inputs, tmp_path_factory):
             "",
         ]
         command += ["--reward", f"{inputs / 'reward.py'}:compute_score", "--n", str(N), "--max-tokens", "8"]
-        env = {**os.environ, MARK: ",".join(filter(None, (os.environ.get(MARK), mark)))}
+        command += ["--dtype", "float32"]
+        env = marked(os.environ, mark)
         output.mkdir(exist_ok=True)
         with (output / "log").open("ab") as log:
-            command += ["--dtype", "float32"]
             return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
 
     return start

@@ -1,60 +1,41 @@
-"""I9, O14 end to end: a run whose whole process tree is killed in the middle goes on as if nothing had happened."""
+"""I9, O14 end to end: a run whose whole process tree is killed in the middle goes on as if nothing had happened.
+
+The run that goes on is ended by Ctrl-C after the steps that are compared; that leaves no process and no shared memory.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Run, recipe_command, recipe_environment
-from tests.e2e.test_interrupt import kill_all_with, processes_with
+from tests.e2e.conftest import RESUMABLE, SAVED, SECONDS_A_RUN, STEPS, Run, recipe_command, recipe_environment
+from tests.e2e.processes import kill_all_with, marked, processes_with
 from tests.e2e.test_off import compared
 from verl_replay.analysis import read_metrics
-from verl_replay.guard import MARK
+from verl_replay.guard import shared_memory_of
 
 pytestmark = pytest.mark.e2e
 
-STEPS, SAVED = 6, 3
-OPTIONS = (
-    f"trainer.save_freq={SAVED}",
-    "trainer.resume_mode=auto",
-    "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
-)
+AGAIN = list(range(SAVED + 1, STEPS + 1))
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(run_recipe):
-    return run_recipe("uninterrupted", *OPTIONS, steps=STEPS)
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was stopped from outside in the middle of a step."""
 
-
-@pytest.fixture(scope="module")
-def killed(task, tmp_path_factory) -> tuple[Path, int]:
-    """A folder in which a run saved at step 3 and was killed during step 5, and the last step that it logged."""
-    folder = tmp_path_factory.mktemp("killed")
-    mark = f"killed{os.getpid()}"
-    env = recipe_environment(folder, task, "tests.e2e.recording")
-    env[MARK] = ",".join(filter(None, (env.get(MARK), mark)))
-    shared = set(os.listdir("/dev/shm"))
-    with (folder / "log").open("wb") as log:
-        run = subprocess.Popen(recipe_command(STEPS, *OPTIONS), env=env, stdout=log, stderr=log, start_new_session=True)
-        try:
-            end = time.monotonic() + 500
-            while logged(folder) < SAVED + 1:
-                assert run.poll() is None and time.monotonic() < end, (folder / "log").read_text(errors="replace")[
-                    -3000:
-                ]
-                time.sleep(0.02)
-            time.sleep(0.3)  # into step 5
-        finally:
-            kill_all_with(mark)
-            run.wait(30)
-    assert processes_with(mark) == []
-    for name in set(os.listdir("/dev/shm")) - shared:  # what a killed run cannot clean up itself
-        Path("/dev/shm", name).unlink(missing_ok=True)
-    return folder, logged(folder)
+    run: Run
+    last: int  # step in the log
+    saved: str  # step that verl would go on from
+    status: int
+    processes: int  # just before the stop
+    segments: set[Path]  # files of shared memory that they had mapped
 
 
 def logged(folder: Path) -> int:
@@ -64,40 +45,82 @@ def logged(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def resumed(killed, run_recipe) -> Run:
-    folder, _ = killed
+def stop_after(task):
+    def stop_after(step: int, folder: Path, steps: int, stop: Callable[[subprocess.Popen, str], None]) -> Stopped:
+        """Starts the run of `folder`, or goes on with it, and stops it when `step` has been logged."""
+        mark = f"stopped_after_{step}_{os.getpid()}"
+        env = marked(recipe_environment(folder, task, "tests.e2e.recording"), mark)
+        command = recipe_command(steps, "replay=fresh_anchored", *RESUMABLE)
+        with (folder / "log").open("ab") as log:
+            process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        run = Run(folder)
+        try:
+            end = time.monotonic() + SECONDS_A_RUN
+            while logged(folder) < step:
+                assert process.poll() is None and time.monotonic() < end, run.output[-6000:]
+                time.sleep(0.02)
+            time.sleep(0.3)  # into the next step
+            pids = processes_with(mark)
+            segments = shared_memory_of(pids)
+            stop(process, mark)
+            status = process.wait(90)
+            assert processes_with(mark) == []
+        finally:
+            kill_all_with(mark)
+        saved = (folder / "checkpoints/latest_checkpointed_iteration.txt").read_text()
+        return Stopped(run, logged(folder), saved, status, len(pids), segments)
+
+    return stop_after
+
+
+@pytest.fixture(scope="module")
+def killed(stop_after, tmp_path_factory) -> Stopped:
+    """It saved at step 3 and was killed during step 5."""
+    stopped = stop_after(SAVED + 1, tmp_path_factory.mktemp("killed"), STEPS, lambda process, mark: kill_all_with(mark))
+    for segment in stopped.segments:  # what a killed run cannot clean up itself
+        segment.unlink(missing_ok=True)
+    return stopped
+
+
+@pytest.fixture(scope="module")
+def resumed(killed, stop_after) -> Stopped:
+    """The same command again, with more steps to go, and a Ctrl-C."""
+    folder = killed.run.folder
     (folder / "metrics.jsonl").rename(folder / "metrics_before.jsonl")
     for record in (folder / "records").iterdir():
         record.unlink()
-    return run_recipe("resumed", *OPTIONS, steps=STEPS, folder=folder)
+    return stop_after(STEPS, folder, 100, lambda process, mark: process.send_signal(signal.SIGINT))
 
 
 def test_the_run_was_killed_after_its_checkpoint_and_before_its_end(killed):
-    folder, last = killed
-    assert last in (SAVED + 1, SAVED + 2)
-    assert (folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == str(SAVED)
-    assert list((folder / "checkpoints" / f"global_step_{SAVED}" / "replay").glob("manifest.json"))
+    assert killed.last in (SAVED + 1, SAVED + 2) and killed.saved == str(SAVED)
 
 
-def test_o14_the_resumed_run_is_the_uninterrupted_one_to_the_last_digit(uninterrupted, resumed):
-    again = range(SAVED + 1, STEPS + 1)
-    assert list(resumed.metrics.index) == list(again)
-    whole = uninterrupted.metrics.loc[list(again)]
+def test_o14_the_resumed_run_is_the_uninterrupted_one_to_the_last_digit(fresh_anchored, resumed):
+    whole, again = fresh_anchored.metrics.loc[AGAIN], resumed.run.metrics.iloc[: len(AGAIN)]
+    assert list(again.index) == AGAIN
     assert (whole["replay/draw/rollouts"] > 0).all()
-    assert len(compared(resumed).columns) > 20
-    assert compared(resumed).equals(compared(uninterrupted).loc[list(again)])
+    assert len(compared(again).columns) > 20
+    assert compared(again).equals(compared(whole))
     ours = sorted(name for name in whole.dropna(axis=1, how="all") if name.startswith("replay/"))
-    assert ours == sorted(n for n in resumed.metrics.dropna(axis=1, how="all") if n.startswith("replay/"))
-    assert resumed.metrics[ours].equals(whole[ours])
-    assert resumed.weights_of(STEPS) == uninterrupted.weights_of(STEPS)
+    assert ours == sorted(name for name in again.dropna(axis=1, how="all") if name.startswith("replay/"))
+    assert again[ours].equals(whole[ours])
+    assert resumed.run.weights(STEPS) == fresh_anchored.weights(STEPS)
 
 
-def test_every_row_that_the_resumed_run_trains_on_is_the_same(uninterrupted, resumed):
-    expected = {record["step"]: record["trained"] for record in uninterrupted.records}
-    assert [record["step"] for record in resumed.records] == list(range(SAVED + 1, STEPS + 1))
+def test_every_row_that_the_resumed_run_trains_on_is_the_same(fresh_anchored, resumed):
+    expected = {record["step"]: record["trained"] for record in fresh_anchored.records}
+    records = resumed.run.records[: len(AGAIN)]
+    assert [record["step"] for record in records] == AGAIN
     replayed = 0
-    for record in resumed.records:
+    for record in records:
         same = [{k: v for k, v in row.items() if k != "key"} for row in record["trained"]]
         assert same == [{k: v for k, v in row.items() if k != "key"} for row in expected[record["step"]]]
         replayed += sum(row["key"].startswith("replayed-") for row in record["trained"])
     assert replayed > 0
+
+
+def test_ctrl_c_leaves_no_process_and_no_shared_memory(resumed):
+    assert resumed.status == 128 + signal.SIGINT
+    assert resumed.processes > 10  # Ray, vLLM and the workers were running
+    assert len(resumed.segments) > 0 and not [segment for segment in resumed.segments if segment.exists()]

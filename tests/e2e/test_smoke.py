@@ -12,7 +12,7 @@ from tests.e2e.conftest import ROOT
 from verl_replay.analysis import read_metrics
 from verl_replay.guard import memory_of, run_guarded
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.large]
 
 MEMORY = 20e9  # bytes; what the recipe promises
 NEEDED = 17e9  # free, or the kernel ends it
