@@ -31,6 +31,15 @@ RESUMABLE = (
 )
 
 
+# By the number of their runs: two processes share the files, and should end together.
+LONGEST_FIRST = ("arms", "off", "trainers", "resume", "evaluate", "maths", "evaluate_math500", "smoke")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {Path(__file__).with_name(f"test_{name}.py"): number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path, -1))
+
+
 @dataclass(frozen=True)
 class Run:
     """A run and what it left."""
