@@ -289,6 +289,7 @@ def found(folder: Path) -> int | None:
     return None if state is None else number_of(state)
 
 
+@pytest.mark.slow
 def test_200_kills_at_random_instants_leave_the_last_complete_state(tmp_path):
     """The last that was complete, or the one after it if its manifest was put in place just before the kill."""
     rng, kills, folders = np.random.default_rng(0), 200, 10

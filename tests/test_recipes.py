@@ -188,6 +188,7 @@ def test_a_dry_run_lists_what_is_missing_and_strict_fails_on_it(tmp_path):
     assert "4 x H100-80GB" in done.stdout  # overrides pass through
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [

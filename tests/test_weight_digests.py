@@ -74,6 +74,7 @@ def test_a_line_a_sync(tmp_path):
     assert lines == [{"sync": 0, "digests": {"a": "1", "b": "2"}}, {"sync": 1, "digests": {"a": "3"}}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watched", [True, False])
 def test_verl_is_watched_only_where_asked(watched, tmp_path):
     """In a process of its own: the classes of verl are changed when they are imported."""

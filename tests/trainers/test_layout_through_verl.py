@@ -30,6 +30,7 @@ def tokens(cell) -> list[tuple[int, ...]]:
     ]
 
 
+@pytest.mark.slow
 @settings(repeatable, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(
     group_size=st.sampled_from([2, 4]),

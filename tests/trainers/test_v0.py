@@ -89,7 +89,7 @@ ARMS = {
 
 @pytest.mark.usefixtures("clear_partition")
 @pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_both_generations_draw_and_train_on_the_same(arm, ranks):
     """Same recorded rollouts, same flips: the same rows in the same order, birth log-probs, advantages and weights, the
     same sizes, the same metrics."""

@@ -17,6 +17,8 @@ from data_prep.maths.sources import DATASETS
 from data_prep.maths.texts import words_of
 from tests.data_prep.maths.conftest import BENCHMARKS, read_jsonl
 
+pytestmark = pytest.mark.slow
+
 READ = {
     "math500": 500,
     "aime_2025": 30,
@@ -75,7 +77,6 @@ def test_counts(made, name):
     check_counts(made, name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_counts_of_others(made_others, name):
     check_counts(made_others, name)
@@ -149,7 +150,6 @@ def test_a_benchmark_is_wholly_found_in_itself(made):
             assert problem.id in {match.id for match in index.find(problem.problem) if match.kind == "exact"}
 
 
-@pytest.mark.slow
 def test_math_test_holds_math_500(made, made_others):
     index = BenchIndex(read_bench(made_others / "math_test.parquet"))
     bench = read_bench(made / "math500.parquet")
