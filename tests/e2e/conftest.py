@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,7 +116,7 @@ def made_once(tmp_path_factory, worker_id):
     common = (base if worker_id == "master" else base.parent) / "made_once"
     common.mkdir(exist_ok=True)
 
-    def made_once(name: str, make) -> Path:
+    def made_once(name: str, make: Callable[[Path], object]) -> Path:
         folder, done = common / name, common / f"{name}.done"
         with FileLock(common / f"{name}.lock"):
             if not done.exists():
@@ -159,9 +160,8 @@ def run_recipe(task, tmp_path_factory):
 @pytest.fixture(scope="session")
 def fresh_anchored(made_once, run_recipe) -> Run:
     """The default arm, without interruption, with checkpoints that a run goes on from."""
-    return Run(
-        made_once(
-            "fresh_anchored",
-            lambda folder: run_recipe("", "replay=fresh_anchored", *RESUMABLE, steps=STEPS, folder=folder),
-        )
-    )
+
+    def make(folder: Path) -> None:
+        run_recipe("fresh_anchored", "replay=fresh_anchored", *RESUMABLE, steps=STEPS, folder=folder)
+
+    return Run(made_once("fresh_anchored", make))
