@@ -59,7 +59,7 @@ def run_guarded(
     try:
         child = subprocess.Popen(
             command,
-            env=_with_mark(os.environ if env is None else env, mark),
+            env=with_mark(os.environ if env is None else env, mark),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
@@ -121,7 +121,7 @@ def shared_memory_of(pids: Sequence[int]) -> set[Path]:
     return found
 
 
-def _with_mark(env: Mapping[str, str], mark: str) -> dict[str, str]:
+def with_mark(env: Mapping[str, str], mark: str) -> dict[str, str]:
     """A guard inside a guard adds its mark to the outer one's, which must find everything too."""
     return {**env, MARK: ",".join(filter(None, (env.get(MARK), mark)))}
 

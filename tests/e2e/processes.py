@@ -5,15 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
-
-from verl_replay.guard import MARK
-
-
-def marked(env: Mapping[str, str], mark: str) -> dict[str, str]:
-    """An environment with the mark, beside those of guards around this process."""
-    return {**env, MARK: ",".join(filter(None, (env.get(MARK), mark)))}
 
 
 def processes_with(mark: str) -> list[int]:

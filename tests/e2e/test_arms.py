@@ -151,7 +151,10 @@ def test_log_probs_of_rollout_and_actor_agree(replayed):
 def test_the_run_on_two_nodes_joined_the_cluster(two_ranks):
     """What follows from that, files in the place that the command names, is what the other tests read."""
     assert "nodes alive: 2" in two_ranks.output
-    assert list(two_ranks.metrics.index) == [1, 2, 3, 4]
+    metrics = two_ranks.metrics
+    assert list(metrics.index) == [1, 2, 3, 4]
+    assert (metrics["replay/draw/rollouts"].iloc[1:] > 0).all()
+    assert (metrics["actor/grad_norm"] > 0).all()
 
 
 def test_i2_two_ranks_of_fsdp_share_every_mini_batch(two_ranks):

@@ -19,7 +19,8 @@ from data_prep.parquet import write_parquet
 from data_prep.problems import draw_problems
 from scripts.evaluating.store import read_generations
 from tests.e2e.conftest import ROOT
-from tests.e2e.processes import kill_all_with, marked, processes_with
+from tests.e2e.processes import kill_all_with, processes_with
+from verl_replay.guard import with_mark
 
 pytestmark = pytest.mark.e2e
 
@@ -67,7 +68,7 @@ def start(task, inputs, tmp_path_factory):
         ]
         command += ["--reward", f"{inputs / 'reward.py'}:compute_score", "--n", str(N), "--max-tokens", "8"]
         command += ["--dtype", "float32"]
-        env = marked(os.environ, mark)
+        env = with_mark(os.environ, mark)
         output.mkdir(exist_ok=True)
         with (output / "log").open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import RESUMABLE, SAVED, SECONDS_A_RUN, STEPS, Run, recipe_command, recipe_environment
-from tests.e2e.processes import kill_all_with, marked, processes_with
+from tests.e2e.processes import kill_all_with, processes_with
 from tests.e2e.test_off import compared
 from verl_replay.analysis import read_metrics
-from verl_replay.guard import shared_memory_of
+from verl_replay.guard import shared_memory_of, with_mark
 
 pytestmark = pytest.mark.e2e
 
@@ -49,7 +49,7 @@ def stop_after(task):
     def stop_after(step: int, folder: Path, steps: int, stop: Callable[[subprocess.Popen, str], None]) -> Stopped:
         """Starts the run of `folder`, or goes on with it, and stops it when `step` has been logged."""
         mark = f"stopped_after_{step}_{os.getpid()}"
-        env = marked(recipe_environment(folder, task, "tests.e2e.recording"), mark)
+        env = with_mark(recipe_environment(folder, task, "tests.e2e.recording"), mark)
         command = recipe_command(steps, "replay=fresh_anchored", *RESUMABLE)
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -94,6 +94,7 @@ def resumed(killed, stop_after) -> Stopped:
 
 def test_the_run_was_killed_after_its_checkpoint_and_before_its_end(killed):
     assert killed.last in (SAVED + 1, SAVED + 2) and killed.saved == str(SAVED)
+    assert (killed.run.folder / f"checkpoints/global_step_{SAVED}/replay/manifest.json").exists()
 
 
 def test_o14_the_resumed_run_is_the_uninterrupted_one_to_the_last_digit(fresh_anchored, resumed):
